@@ -6,6 +6,7 @@
 //! | modules | task |
 //! |---|---|
 //! | `expert` `planes` `units` `named` | ids of experts and slices; 8-bit weights in two planes; sizes; named choices |
+//! | `random` `cursor` `trial` | random numbers; numbers in files; settings compared by the time of tokens |
 //! | `files` | what programs may do to the user's files |
 //! | `store` | reads: direct, buffered, faulty |
 //! | `gguf` | the bytes of every tensor in its files |
@@ -30,6 +31,7 @@
 
 pub mod cache;
 pub mod checkpoints;
+mod cursor;
 pub mod expert;
 pub mod files;
 pub mod forecast;
@@ -44,6 +46,7 @@ pub mod plan;
 pub mod planes;
 pub mod predict;
 pub mod profile;
+pub mod random;
 pub mod residency;
 pub mod route;
 pub mod sim;

@@ -1,6 +1,8 @@
 //! The generator behind every weight: xoshiro256++ (Blackman and Vigna, 2019), four streams side by side so
 //! that filling a buffer keeps up with a disk.
 
+use hobbit_core::random::SplitMix64;
+
 /// Reproducible random bytes; the same seed and stream give the same bytes on every machine.
 #[derive(Clone, Debug)]
 pub(super) struct Random {
@@ -18,15 +20,8 @@ impl Random {
         let name = stream.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
-        let mut split = seed ^ name.rotate_left(17);
-        let mut next = || {
-            split = split.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut mixed = split;
-            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            mixed ^ (mixed >> 31)
-        };
-        let state = std::array::from_fn(|_| std::array::from_fn(|_| next()));
+        let mut split = SplitMix64::new(seed ^ name.rotate_left(17));
+        let state = std::array::from_fn(|_| std::array::from_fn(|_| split.bits()));
         Self { state, spare: [0; LANES], used: LANES }
     }
 

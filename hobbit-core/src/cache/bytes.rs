@@ -1,5 +1,7 @@
 //! Numbers as a saved state has them: little-endian, lists behind their length.
 
+pub(in crate::cache) use crate::cursor::Cursor;
+
 /// Writes from front to back.
 #[derive(Debug, Default)]
 pub(super) struct Writer(pub(super) Vec<u8>);
@@ -28,24 +30,8 @@ impl Writer {
     }
 }
 
-/// Reads from front to back; `None` where the bytes end too early or are no such value.
-pub(super) struct Cursor<'a>(pub(super) &'a [u8]);
-
+// What a saved state has beside plain numbers.
 impl<'a> Cursor<'a> {
-    pub(super) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (head, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(*head)
-    }
-
-    pub(super) fn u16(&mut self) -> Option<u16> {
-        self.array().map(u16::from_le_bytes)
-    }
-
-    pub(super) fn u64(&mut self) -> Option<u64> {
-        self.array().map(u64::from_le_bytes)
-    }
-
     /// A number of events: far enough from the largest one that counting goes on.
     pub(super) fn events(&mut self) -> Option<u64> {
         self.u64().filter(|value| *value <= 1 << 53)
@@ -77,13 +63,6 @@ impl<'a> Cursor<'a> {
 
     pub(super) fn bytes(&mut self) -> Option<&'a [u8]> {
         let n = self.count(1)?;
-        let (head, rest) = self.0.split_at(n);
-        self.0 = rest;
-        Some(head)
-    }
-
-    /// `value`, if nothing is left.
-    pub(super) fn end<T>(&self, value: T) -> Option<T> {
-        self.0.is_empty().then_some(value)
+        self.take(n)
     }
 }

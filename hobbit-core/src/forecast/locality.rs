@@ -5,6 +5,8 @@
 //! experts have less locality. A forecast interpolates in the logarithm between recorded numbers of experts, and takes
 //! the nearest recording beyond them.
 
+use crate::random::SplitMix64;
+
 /// Hit rates, 0..=1, by share of slots, 0..=1: linear between points, from 0 without slots to 1 with a slot for each
 /// expert.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,7 +78,7 @@ pub(super) struct LayerRoutes {
 
 impl LayerRoutes {
     /// Routes of `n_expert` experts, `n_used` of them for each token (at most all).
-    pub(super) fn new(n_expert: u16, n_used: u32, locality: &Locality, random: &mut Random) -> Self {
+    pub(super) fn new(n_expert: u16, n_used: u32, locality: &Locality, random: &mut SplitMix64) -> Self {
         let n = usize::from(n_expert);
         let n_used = (n_used as usize).min(n);
         let share = |place: usize| place as f64 / n as f64;
@@ -105,7 +107,7 @@ impl LayerRoutes {
         let n_expert = self.stack.len();
         let (on_device, others) = self.stack.split_at(n_device.min(n_expert));
         let mut host: Vec<u16> = others.iter().chain(on_device).take(n_host).copied().collect();
-        let mut random = Random::new(SETTLING_SEED);
+        let mut random = SplitMix64::new(SETTLING_SEED);
         let mut chosen = Vec::new();
         // Without evictions nothing changes, and without a device the host holds the experts used last.
         let is_settled = n_device == 0 || n_device >= n_expert || n_host == 0 || n_host >= n_expert;
@@ -128,7 +130,7 @@ impl LayerRoutes {
     }
 
     /// The next token's experts, `[n_used]`, all different.
-    pub(super) fn token(&mut self, random: &mut Random, chosen: &mut Vec<u16>) {
+    pub(super) fn token(&mut self, random: &mut SplitMix64, chosen: &mut Vec<u16>) {
         random.shuffle(&mut self.places);
         let first = random.unit();
         let mut sum = 0.0;
@@ -158,35 +160,5 @@ impl LayerRoutes {
             self.stack.insert(0, expert);
         }
         debug_assert_eq!(chosen.len() - start, self.n_used);
-    }
-}
-
-/// SplitMix64: the same numbers on every machine.
-#[derive(Clone, Debug)]
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
-    }
-
-    /// 0 inclusive to 1 exclusive.
-    fn unit(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        for last in (1..items.len()).rev() {
-            let other = (u128::from(self.bits()) * (last as u128 + 1)) >> 64;
-            items.swap(last, other as usize);
-        }
     }
 }

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::locality::{LayerRoutes, Locality, Random};
+use super::locality::{LayerRoutes, Locality};
 use super::shape::{Shape, UBATCH_TOKENS};
 use super::{EXPERT_SECONDS, FRESH_SECONDS_PER_BYTE, Host, OPERATIONS_PER_BYTE, Rooms, Task, USES_SIMULATED};
 use crate::cache::policy::PolicyKind;
 use crate::expert::{ExpertId, Version};
+use crate::random::SplitMix64;
 use crate::sim::{Batch, Budget, Compute, Config, Device, Event, Eviction, LinkModel, Recording, Slots, replay};
 use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, ResidentsRecord};
 
@@ -152,7 +153,7 @@ pub(super) fn recording(
     n_prompt: u32,
     n_decoded: u64,
 ) -> (Recording, Vec<Version>) {
-    let mut random = Random::new(SEED);
+    let mut random = SplitMix64::new(SEED);
     let n_used = shape.n_expert_used;
     let mut routes: Vec<LayerRoutes> =
         shape.layers.iter().map(|layer| LayerRoutes::new(layer.n_expert, n_used, locality, &mut random)).collect();
@@ -271,7 +272,7 @@ impl FirstToken {
 
 /// Distinct experts of `n_tokens` tokens: bytes and number.
 fn distinct(shape: &Shape, n_tokens: u64, locality: &Locality) -> (f64, u64) {
-    let mut random = Random::new(16);
+    let mut random = SplitMix64::new(16);
     let (mut bytes, mut n_distinct) = (0.0, 0);
     // Layers differ only in their random draws: one stands for all that are alike.
     let mut known: Vec<(u16, u64)> = Vec::new();

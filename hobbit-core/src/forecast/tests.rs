@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use super::known::UNTRAINED;
-use super::locality::{LayerRoutes, Random};
+use super::locality::LayerRoutes;
 use super::steady::tokens_simulated;
 use super::*;
 use crate::cache::policy::PolicyKind;
 use crate::gguf::{Gguf, HeaderBuilder};
+use crate::random::SplitMix64;
 use crate::sim::{Budget, Config, Eviction, replay};
 use crate::units::{GIB, MIB};
 
@@ -222,7 +223,7 @@ fn drawn_routes_have_the_locality_they_were_drawn_from() {
 
 #[test]
 fn a_token_draws_different_experts_whatever_the_curve() {
-    let mut random = Random::new(1);
+    let mut random = SplitMix64::new(1);
     for curve in [Locality::random(), Locality::new([(0.01, 0.99)]), Locality::new([(0.9, 0.01)])] {
         for (n_expert, n_used) in [(1, 1), (2, 2), (8, 2), (64, 64), (384, 8)] {
             let mut layer = LayerRoutes::new(n_expert, n_used, &curve, &mut random);

@@ -9,6 +9,7 @@ use super::Store;
 use super::StoreError;
 use super::request::{Completion, ReadDone, ReadRequest};
 use crate::expert::Extent;
+use crate::random::SplitMix64;
 
 /// Faults by request. Requests are counted from 0 in order of submission.
 #[derive(Clone, Debug, Default)]
@@ -44,13 +45,13 @@ struct State {
     /// Requests without an answer of the inner store.
     in_flight: usize,
     held: Vec<(Arc<dyn Completion>, ReadDone)>,
-    random: u64,
+    random: Option<SplitMix64>,
 }
 
 impl FaultyStore {
     /// Puts `faults` over `inner`.
     pub fn new(inner: Arc<dyn Store>, faults: Faults) -> Self {
-        let random = faults.hold.map_or(0, |hold| hold.seed);
+        let random = faults.hold.map(|hold| SplitMix64::new(hold.seed));
         Self { inner, faults, state: Arc::new(Mutex::new(State { random, ..State::default() })) }
     }
 
@@ -134,14 +135,13 @@ impl Completion for Filter {
 }
 
 impl State {
-    /// Everything held, permuted (Fisher-Yates over an LCG).
+    /// Everything held, permuted.
     fn release(&mut self) -> Vec<(Arc<dyn Completion>, ReadDone)> {
-        for last in (1..self.held.len()).rev() {
-            self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let other = (self.random >> 33) as usize % (last + 1);
-            self.held.swap(last, other);
+        let mut released = std::mem::take(&mut self.held);
+        if let Some(random) = &mut self.random {
+            random.shuffle(&mut released);
         }
-        std::mem::take(&mut self.held)
+        released
     }
 }
 

@@ -7,6 +7,7 @@ use crossbeam_channel::unbounded;
 
 use super::{Arena, Completion, Form, ReadDone, ReadRequest, SlotPtr, Store, StoreError, lead_of, slot_stride};
 use crate::expert::Extent;
+use crate::random::SplitMix64;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bandwidth {
@@ -90,15 +91,8 @@ pub fn measure_random_read(
 /// An endless, repeatable series of places; empty if no range is long enough.
 fn places(ranges: &[Extent], slice_bytes: u64) -> impl Iterator<Item = Extent> {
     let ranges: Vec<Extent> = ranges.iter().copied().filter(|range| range.len >= slice_bytes).collect();
-    let mut state = 0u64;
-    // SplitMix64.
-    let mut random = move |below: u64| {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = state;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (bits ^ (bits >> 31)) % below
-    };
+    let mut random = SplitMix64::new(0);
+    let mut random = move |below: u64| random.bits() % below;
     std::iter::from_fn(move || {
         let range = ranges.get(random(ranges.len().max(1) as u64) as usize)?;
         let offset = range.offset + random(range.len - slice_bytes + 1) / 32 * 32;

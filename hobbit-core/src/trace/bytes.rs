@@ -2,6 +2,8 @@
 
 use half::f16;
 
+use crate::cursor::Cursor;
+
 /// Appends an unsigned LEB128 number: seven bits a byte, least first, the top bit set on all but the last.
 pub(super) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
@@ -21,17 +23,15 @@ pub(super) fn put_f32(out: &mut Vec<u8>, value: f32) {
 
 /// Reads a record from front to back. Errors are texts; the caller, which knows file and offset, makes a
 /// [`super::TraceError`].
-pub(super) struct Cursor<'a> {
-    left: &'a [u8],
-}
+pub(super) struct Fields<'a>(Cursor<'a>);
 
-impl<'a> Cursor<'a> {
+impl<'a> Fields<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Self { left: bytes }
+        Self(Cursor(bytes))
     }
 
     pub(super) fn left(&self) -> usize {
-        self.left.len()
+        self.0.0.len()
     }
 
     pub(super) fn u8(&mut self, what: &str) -> Result<u8, String> {
@@ -83,15 +83,11 @@ impl<'a> Cursor<'a> {
     }
 
     pub(super) fn bytes(&mut self, n: usize, what: &str) -> Result<&'a [u8], String> {
-        let (head, rest) = self.left.split_at_checked(n).ok_or_else(|| format!("it ends within {what}"))?;
-        self.left = rest;
-        Ok(head)
+        self.0.take(n).ok_or_else(|| format!("it ends within {what}"))
     }
 
     fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], String> {
-        let (head, rest) = self.left.split_first_chunk().ok_or_else(|| format!("it ends within {what}"))?;
-        self.left = rest;
-        Ok(*head)
+        self.0.array().ok_or_else(|| format!("it ends within {what}"))
     }
 }
 
@@ -111,20 +107,20 @@ mod tests {
         ] {
             let mut out = Vec::new();
             put_varint(&mut out, value);
-            assert_eq!((&out[..], Cursor::new(bytes).varint("n")), (bytes, Ok(value)));
+            assert_eq!((&out[..], Fields::new(bytes).varint("n")), (bytes, Ok(value)));
         }
         for (bytes, error) in [
             (&[0x80][..], "it ends within n"),
             (&[0xff; 10], "n has more than 64 bits"),
             (&[0x80; 11], "n has more than 64 bits"),
         ] {
-            assert_eq!(Cursor::new(bytes).varint("n").unwrap_err(), error);
+            assert_eq!(Fields::new(bytes).varint("n").unwrap_err(), error);
         }
-        assert_eq!(Cursor::new(&[2, 0, 0, 0, 0]).count(2, "n"), Ok(2));
-        let error = Cursor::new(&[3, 0, 0, 0, 0]).count(2, "n").unwrap_err();
+        assert_eq!(Fields::new(&[2, 0, 0, 0, 0]).count(2, "n"), Ok(2));
+        let error = Fields::new(&[3, 0, 0, 0, 0]).count(2, "n").unwrap_err();
         assert_eq!(error, "n is 3, but only 4 bytes of the record are left");
-        assert_eq!(Cursor::new(&[9]).below(9, "expert").unwrap_err(), "expert is 9, expected less than 9");
-        let seconds = |value: f32| Cursor::new(&value.to_le_bytes()).seconds("wait");
+        assert_eq!(Fields::new(&[9]).below(9, "expert").unwrap_err(), "expert is 9, expected less than 9");
+        let seconds = |value: f32| Fields::new(&value.to_le_bytes()).seconds("wait");
         assert_eq!(seconds(0.25), Ok(0.25));
         assert!([-1.0, f32::NAN, f32::INFINITY].into_iter().all(|wrong| seconds(wrong).is_err()));
     }

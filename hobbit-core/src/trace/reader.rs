@@ -5,7 +5,7 @@ use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use super::TraceError;
-use super::bytes::Cursor;
+use super::bytes::Fields;
 use super::header::{HEADER_BYTES_MAX, Header, MAGIC, VERSION};
 use super::record::{CLASSES, DEMANDS, LayerRecord, Needed, PHASES, PRECISIONS, Prediction, Record, ResidentsRecord};
 use crate::expert::{ExpertId, Precision, Version};
@@ -113,28 +113,28 @@ impl<R: Read> TraceReader<R> {
             if (self.payload.len() as u64) < len {
                 return Ok(self.cut(start));
             }
-            let mut cursor = Cursor::new(&self.payload);
+            let mut fields = Fields::new(&self.payload);
             let before = if (SEQUENCE..=EXECUTED).contains(&tag) { self.executed.take() } else { None };
             if let (Some(_), false) = (&before, tag == LAYER) {
                 return Err(self.damaged(start, "executed experts are without the layer that they are of".into()));
             }
             let record = match tag {
                 SEQUENCE => Ok(Some(Record::Sequence)),
-                LAYER => layer(&mut cursor, &self.header)
+                LAYER => layer(&mut fields, &self.header)
                     .and_then(|record| with_executed(record, before.map(|(_, executed)| executed)))
                     .map(|layer| Some(Record::Layer(layer))),
-                LOAD => load(&mut cursor, &self.header).map(Some),
-                BATCH => batch(&mut cursor).map(Some),
-                RESIDENTS => residents(&mut cursor, &self.header).map(Some),
-                WITHDRAWN => withdrawn(&mut cursor, &self.header).map(Some),
-                MEASURED => measured(&mut cursor).map(Some),
-                EXECUTED => executed(&mut cursor, &self.header).map(|executed| {
+                LOAD => load(&mut fields, &self.header).map(Some),
+                BATCH => batch(&mut fields).map(Some),
+                RESIDENTS => residents(&mut fields, &self.header).map(Some),
+                WITHDRAWN => withdrawn(&mut fields, &self.header).map(Some),
+                MEASURED => measured(&mut fields).map(Some),
+                EXECUTED => executed(&mut fields, &self.header).map(|executed| {
                     self.executed = Some((start, executed));
                     None
                 }),
                 _ => continue,
             };
-            let record = record.and_then(|record| match cursor.left() {
+            let record = record.and_then(|record| match fields.left() {
                 0 => Ok(record),
                 left => Err(format!("{left} bytes are left over at its end")),
             });
@@ -199,12 +199,12 @@ impl<R: Read> Iterator for TraceReader<R> {
 }
 
 /// Block number, experts of the layer, tokens and experts per token.
-fn shape(cursor: &mut Cursor, header: &Header) -> Result<(u16, u64, usize, usize), String> {
-    let number = cursor.below(1 << 16, "the layer")? as u16;
+fn shape(fields: &mut Fields, header: &Header) -> Result<(u16, u64, usize, usize), String> {
+    let number = fields.below(1 << 16, "the layer")? as u16;
     let described = header.layer(number).ok_or_else(|| format!("the model has no layer {number} with experts"))?;
     let n_expert = u64::from(described.n_expert);
-    let n_tokens = cursor.count(1, "the number of tokens")?;
-    let n_used = cursor.below(n_expert + 1, "the number of experts per token")? as usize;
+    let n_tokens = fields.count(1, "the number of tokens")?;
+    let n_used = fields.below(n_expert + 1, "the number of experts per token")? as usize;
     if n_tokens == 0 || n_used == 0 {
         return Err(format!("layer {number} has {n_tokens} tokens of {n_used} experts"));
     }
@@ -212,15 +212,15 @@ fn shape(cursor: &mut Cursor, header: &Header) -> Result<(u16, u64, usize, usize
 }
 
 /// Uses of experts, each of at least `least` bytes, so that capacities are bounded by the bytes read.
-fn uses(cursor: &Cursor, n_tokens: usize, n_used: usize, least: usize) -> Result<usize, String> {
-    let uses = n_tokens.checked_mul(n_used).filter(|uses| *uses <= cursor.left() / least);
-    uses.ok_or_else(|| format!("{n_tokens} tokens of {n_used} experts have no room in {} bytes", cursor.left()))
+fn uses(fields: &Fields, n_tokens: usize, n_used: usize, least: usize) -> Result<usize, String> {
+    let uses = n_tokens.checked_mul(n_used).filter(|uses| *uses <= fields.left() / least);
+    uses.ok_or_else(|| format!("{n_tokens} tokens of {n_used} experts have no room in {} bytes", fields.left()))
 }
 
-fn executed(cursor: &mut Cursor, header: &Header) -> Result<Executed, String> {
-    let (number, n_expert, n_tokens, n_used) = shape(cursor, header)?;
-    let uses = uses(cursor, n_tokens, n_used, 1)?;
-    let experts = (0..uses).map(|_| Ok(cursor.below(n_expert, "an expert")? as u16)).collect::<Result<_, String>>()?;
+fn executed(fields: &mut Fields, header: &Header) -> Result<Executed, String> {
+    let (number, n_expert, n_tokens, n_used) = shape(fields, header)?;
+    let uses = uses(fields, n_tokens, n_used, 1)?;
+    let experts = (0..uses).map(|_| Ok(fields.below(n_expert, "an expert")? as u16)).collect::<Result<_, String>>()?;
     Ok(Executed { shape: (number, n_tokens as u32, n_used as u16), experts })
 }
 
@@ -238,73 +238,73 @@ fn with_executed(mut record: LayerRecord, executed: Option<Executed>) -> Result<
     Ok(record)
 }
 
-fn layer(cursor: &mut Cursor, header: &Header) -> Result<LayerRecord, String> {
-    let (number, n_expert, n_tokens, n_used) = shape(cursor, header)?;
-    let scores = cursor.below(n_expert + 2, "the number of scores")? as usize;
+fn layer(fields: &mut Fields, header: &Header) -> Result<LayerRecord, String> {
+    let (number, n_expert, n_tokens, n_used) = shape(fields, header)?;
+    let scores = fields.below(n_expert + 2, "the number of scores")? as usize;
     let (has_scores, n_unselected) = (scores > 0, scores.saturating_sub(1));
-    let uses = uses(cursor, n_tokens, n_used, 3)?;
+    let uses = uses(fields, n_tokens, n_used, 3)?;
     let mut record = LayerRecord::new(number, n_used as u16);
     record.n_tokens = n_tokens as u32; // at most the record's bytes
     record.chosen.reserve_exact(uses);
     record.weights.reserve_exact(uses);
     for _ in 0..n_tokens {
         for _ in 0..n_used {
-            record.chosen.push(cursor.below(n_expert, "an expert")? as u16);
+            record.chosen.push(fields.below(n_expert, "an expert")? as u16);
         }
         for _ in 0..n_used {
-            record.weights.push(cursor.f16("a weight")?);
+            record.weights.push(fields.f16("a weight")?);
         }
         if has_scores {
             for _ in 0..n_used {
-                record.scores.push(cursor.f16("a score")?);
+                record.scores.push(fields.f16("a score")?);
             }
             for _ in 0..n_unselected {
-                record.unselected.push((cursor.below(n_expert, "an expert")? as u16, cursor.f16("a score")?));
+                record.unselected.push((fields.below(n_expert, "an expert")? as u16, fields.f16("a score")?));
             }
         }
     }
-    for _ in 0..cursor.count(4, "the number of predictions")? {
-        let distance = cursor.u8("a distance")?;
+    for _ in 0..fields.count(4, "the number of predictions")? {
+        let distance = fields.u8("a distance")?;
         // The predicted layer may have more experts than this one.
-        let expert = cursor.below(1 << 16, "a predicted expert")? as u16;
-        let score = cursor.f16("a score")?;
+        let expert = fields.below(1 << 16, "a predicted expert")? as u16;
+        let score = fields.f16("a score")?;
         if distance == 0 {
             return Err("a prediction has distance 0, expected 1 or more".into());
         }
         record.predictions.push(Prediction { token: 0, distance, expert, score });
     }
-    for _ in 0..cursor.count(2, "the number of needed experts")? {
-        record.needed.push(needed(cursor, n_expert)?);
+    for _ in 0..fields.count(2, "the number of needed experts")? {
+        record.needed.push(needed(fields, n_expert)?);
     }
-    record.wait_seconds = cursor.seconds("the wait")?;
-    record.compute_seconds = cursor.seconds("the computation")?;
+    record.wait_seconds = fields.seconds("the wait")?;
+    record.compute_seconds = fields.seconds("the computation")?;
     // The list follows only if some predictions are not for the first token.
-    if cursor.left() > 0 {
+    if fields.left() > 0 {
         for prediction in &mut record.predictions {
-            prediction.token = cursor.below(n_tokens as u64, "a prediction's token")? as u16;
+            prediction.token = fields.below(n_tokens as u64, "a prediction's token")? as u16;
         }
     }
     Ok(record)
 }
 
-fn needed(cursor: &mut Cursor, n_expert: u64) -> Result<Needed, String> {
-    let expert = cursor.below(n_expert, "a needed expert")? as u16;
-    let flags = cursor.u8("an expert's flags")?;
+fn needed(fields: &mut Fields, n_expert: u64) -> Result<Needed, String> {
+    let expert = fields.below(n_expert, "a needed expert")? as u16;
+    let flags = fields.u8("an expert's flags")?;
     let (used, demand) = (PRECISIONS.get(usize::from(flags & 3)), DEMANDS.get(usize::from(flags >> 2 & 3)));
     let (Some(&used), Some(&demand), 0) = (used, demand, flags >> 7) else {
         return Err(format!("expert {expert} has flags {flags:#04x}"));
     };
     let class = CLASSES[usize::from(flags >> 5 & 3)];
-    let bytes = if class.is_some() { cursor.varint("bytes")? } else { 0 };
+    let bytes = if class.is_some() { fields.varint("bytes")? } else { 0 };
     Ok(Needed { expert, demand, used, hit: flags & 16 != 0, class, bytes })
 }
 
 /// A version of an expert of the model.
-fn version(cursor: &mut Cursor, header: &Header) -> Result<Version, String> {
-    let layer = cursor.below(1 << 16, "the layer")? as u16;
+fn version(fields: &mut Fields, header: &Header) -> Result<Version, String> {
+    let layer = fields.below(1 << 16, "the layer")? as u16;
     let described = header.layer(layer).ok_or_else(|| format!("the model has no layer {layer} with experts"))?;
-    let index = cursor.below(u64::from(described.n_expert), "the expert")? as u16;
-    let precision = match cursor.u8("the precision")? {
+    let index = fields.below(u64::from(described.n_expert), "the expert")? as u16;
+    let precision = match fields.u8("the precision")? {
         0 => Precision::High,
         1 => Precision::Low,
         other => return Err(format!("the precision is {other}, expected 0 or 1")),
@@ -312,38 +312,38 @@ fn version(cursor: &mut Cursor, header: &Header) -> Result<Version, String> {
     Ok(Version { expert: ExpertId { layer, index }, precision })
 }
 
-fn load(cursor: &mut Cursor, header: &Header) -> Result<Record, String> {
-    let version = version(cursor, header)?;
-    let id = cursor.u8("the class")?;
+fn load(fields: &mut Fields, header: &Header) -> Result<Record, String> {
+    let version = version(fields, header)?;
+    let id = fields.u8("the class")?;
     let class = CLASSES.get(usize::from(id)).ok_or_else(|| format!("a read is of class {id}, expected 0 to 3"))?;
     let class = class.ok_or("the class of a read is 0, expected 1 to 3")?;
-    Ok(Record::Load { version, class, bytes: cursor.varint("bytes")? })
+    Ok(Record::Load { version, class, bytes: fields.varint("bytes")? })
 }
 
-fn withdrawn(cursor: &mut Cursor, header: &Header) -> Result<Record, String> {
-    Ok(Record::Withdrawn { version: version(cursor, header)?, bytes: cursor.varint("bytes")? })
+fn withdrawn(fields: &mut Fields, header: &Header) -> Result<Record, String> {
+    Ok(Record::Withdrawn { version: version(fields, header)?, bytes: fields.varint("bytes")? })
 }
 
-fn residents(cursor: &mut Cursor, header: &Header) -> Result<Record, String> {
+fn residents(fields: &mut Fields, header: &Header) -> Result<Record, String> {
     let mut record = ResidentsRecord::default();
-    for _ in 0..cursor.count(3, "the number of residents")? {
-        record.versions.push(version(cursor, header)?);
+    for _ in 0..fields.count(3, "the number of residents")? {
+        record.versions.push(version(fields, header)?);
     }
-    let n = cursor.count(1, "the number of bytes of statistics")?;
-    record.statistics = cursor.bytes(n, "the statistics")?.to_vec();
+    let n = fields.count(1, "the number of bytes of statistics")?;
+    record.statistics = fields.bytes(n, "the statistics")?.to_vec();
     Ok(Record::Residents(record))
 }
 
-fn measured(cursor: &mut Cursor) -> Result<Record, String> {
-    let json = cursor.bytes(cursor.left(), "the numbers")?;
+fn measured(fields: &mut Fields) -> Result<Record, String> {
+    let json = fields.bytes(fields.left(), "the numbers")?;
     let host = serde_json::from_slice(json).map_err(|error| format!("the machine's numbers: {error}"))?;
     Ok(Record::Measured { host })
 }
 
-fn batch(cursor: &mut Cursor) -> Result<Record, String> {
-    let number = cursor.u8("the phase")?;
+fn batch(fields: &mut Fields) -> Result<Record, String> {
+    let number = fields.u8("the phase")?;
     let phase = PHASES.get(usize::from(number)).copied();
     let phase = phase.ok_or_else(|| format!("the phase is {number}, expected 0 or 1"))?;
-    let n_tokens = cursor.below(1 << 32, "the number of tokens")? as u32;
-    Ok(Record::Batch { phase, n_tokens, seconds: cursor.seconds("the batch")? })
+    let n_tokens = fields.below(1 << 32, "the number of tokens")? as u32;
+    Ok(Record::Batch { phase, n_tokens, seconds: fields.seconds("the batch")? })
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{LayerRecord, Record, TraceError, TraceReader};
+use crate::random::SplitMix64;
 
 /// Maximum uses of experts in a trace that is followed; each takes six bytes of memory.
 const USES_MAX: usize = 64 << 20;
@@ -228,13 +229,10 @@ pub(crate) fn foretell(used: &[(u16, f32)], n_expert: usize, recall: f64, token:
     scores
 }
 
-/// Pseudo-random bits that depend only on these numbers (splitmix64).
+/// Pseudo-random bits that depend only on these numbers.
 fn mixed(a: u64, b: u64, c: u64) -> u64 {
     let seed = a.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ b.rotate_left(24) ^ c.rotate_left(48);
-    let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    SplitMix64::new(seed).bits()
 }
 
 #[cfg(test)]

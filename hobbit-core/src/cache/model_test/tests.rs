@@ -2,17 +2,12 @@
 
 use super::*;
 use crate::cache::policy::{Belady, Upcoming};
+use crate::random::SplitMix64;
 
-/// Bytes of xorshift64*, so that a failure names a seed that reproduces it everywhere.
+/// A failure names a seed that reproduces it everywhere.
 fn script(seed: u64, len: usize) -> Vec<u8> {
-    let mut x = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = || {
-        x ^= x >> 12;
-        x ^= x << 25;
-        x ^= x >> 27;
-        (x.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 56) as u8
-    };
-    (0..len).map(|_| next()).collect()
+    let mut random = SplitMix64::new(seed);
+    (0..len).map(|_| (random.bits() >> 56) as u8).collect()
 }
 
 /// Determinism of all: hash order would differ between two policies of a kind.

@@ -21,6 +21,7 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{LayerTable, PathTable, Row};
+use crate::cursor::Cursor;
 use crate::files;
 
 const VERSION: u32 = 1;
@@ -81,7 +82,7 @@ impl PathTable {
             return Err(PathTableError::NotATable { found, expected: PathTable::MAGIC });
         }
         check_len(bytes.len() as u64)?;
-        let mut reader = Reader(&bytes[PathTable::MAGIC.len()..]);
+        let mut reader = Cursor(&bytes[PathTable::MAGIC.len()..]);
         let version = reader.u32().ok_or(PathTableError::Damaged)?;
         if version != VERSION {
             return Err(PathTableError::Version { found: version, expected: VERSION });
@@ -91,7 +92,7 @@ impl PathTable {
         if xxh3_64(before) != u64::from_le_bytes(*checksum) {
             return Err(PathTableError::Damaged);
         }
-        read_layers(Reader(body)).map(|layers| Self { layers }).ok_or(PathTableError::Damaged)
+        read_layers(Cursor(body)).map(|layers| Self { layers }).ok_or(PathTableError::Damaged)
     }
 }
 
@@ -104,16 +105,16 @@ fn check_len(found: u64) -> Result<(), PathTableError> {
 }
 
 /// `None` for numbers that no table has, or too few or too many bytes.
-fn read_layers(mut reader: Reader<'_>) -> Option<Vec<LayerTable>> {
+fn read_layers(mut reader: Cursor<'_>) -> Option<Vec<LayerTable>> {
     let mut layers: Vec<LayerTable> = Vec::new();
     for _ in 0..reader.u16()? {
         let layer = read_layer(&mut reader, layers.last())?;
         layers.push(layer);
     }
-    reader.0.is_empty().then_some(layers)
+    reader.end(layers)
 }
 
-fn read_layer(reader: &mut Reader<'_>, before: Option<&LayerTable>) -> Option<LayerTable> {
+fn read_layer(reader: &mut Cursor<'_>, before: Option<&LayerTable>) -> Option<LayerTable> {
     let [layer, n_expert, k, n_rows] = [reader.u16()?, reader.u16()?, reader.u16()?, reader.u16()?];
     let [tokens, n_pairs] = [reader.u32()?, reader.u32()?];
     let n_before = before.map_or(0, |before| before.popularity.len());
@@ -129,7 +130,7 @@ fn read_layer(reader: &mut Reader<'_>, before: Option<&LayerTable>) -> Option<La
     is_sound.then_some(LayerTable { layer, k, tokens, popularity, rows, pairs })
 }
 
-fn read_row(reader: &mut Reader<'_>, n_expert: u16) -> Option<Row> {
+fn read_row(reader: &mut Cursor<'_>, n_expert: u16) -> Option<Row> {
     let tokens = reader.u32()?;
     let n_next = reader.u16()?;
     let next = (0..n_next).map(|_| Some((reader.u16()?, reader.u32()?))).collect::<Option<Vec<(u16, u32)>>>()?;
@@ -148,28 +149,5 @@ impl Row {
             bytes.extend(expert.to_le_bytes());
             bytes.extend(uses.to_le_bytes());
         }
-    }
-}
-
-/// The bytes that are left.
-struct Reader<'a>(&'a [u8]);
-
-impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (taken, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(*taken)
-    }
-
-    fn u16(&mut self) -> Option<u16> {
-        self.take().map(u16::from_le_bytes)
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        self.take().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        self.take().map(u64::from_le_bytes)
     }
 }
