@@ -108,14 +108,14 @@ impl fmt::Display for GateReport {
     }
 }
 
-/// A mean in which old values fade.
+/// A mean in which old values fade by half-lives. Unlike [`RunningMean`](crate::load::balance::RunningMean) it takes 0.
 #[derive(Clone, Copy, Debug, Default)]
-struct Recent {
+struct FadingMean {
     mean: f64,
     weight: f64,
 }
 
-impl Recent {
+impl FadingMean {
     /// Adds a value, limited to four times the mean: a single hiccup says little about the next step.
     fn add(&mut self, value: f64, half_life: f64) {
         let value = if self.weight > 2.0 { value.min(4.0 * self.mean) } else { value };
@@ -131,13 +131,13 @@ impl Recent {
 #[derive(Clone, Copy, Debug, Default)]
 struct Missing {
     /// For a token that is no draft, now.
-    of_token: Recent,
+    of_token: FadingMean,
     /// In steps with drafts: for a token, and for a draft beyond those.
-    beside_drafts: Recent,
-    of_draft: Recent,
+    beside_drafts: FadingMean,
+    of_draft: FadingMean,
     /// Of a step, and the seconds of waiting for them.
-    of_step: Recent,
-    wait_seconds: Recent,
+    of_step: FadingMean,
+    wait_seconds: FadingMean,
 }
 
 impl Missing {
@@ -190,18 +190,18 @@ impl Step {
 pub struct Gate {
     options: GateOptions,
     /// Seconds without waiting, by width, as multiples of `pace` then; `[0]` is unused.
-    times: Vec<Recent>,
+    times: Vec<FadingMean>,
     /// Seconds of a token's step without drafts now. Steps of all widths become faster while the cache warms up and
     /// slower beside other programs, so one width tells what others take that were measured earlier.
-    pace: Recent,
+    pace: FadingMean,
     missing: Missing,
     /// By place in the draft.
-    acceptance: Vec<Recent>,
+    acceptance: Vec<FadingMean>,
     /// Seconds of drafting one token, and those that have brought none so far.
-    draft_seconds: Recent,
+    draft_seconds: FadingMean,
     vain_seconds: f64,
     /// Seconds in which a draft model reads a token, and the steps in which it read.
-    read_seconds: Recent,
+    read_seconds: FadingMean,
     n_reads: u32,
     /// Seconds of catching up that later tokens have to win back, and how much each.
     debt: f64,
@@ -226,13 +226,13 @@ impl Gate {
         let n_max = options.n_max.min(DECODE_TOKENS_MAX as u32 - 1);
         Self {
             options: GateOptions { n_max, ..options },
-            times: vec![Recent::default(); DECODE_TOKENS_MAX + 1],
-            pace: Recent::default(),
+            times: vec![FadingMean::default(); DECODE_TOKENS_MAX + 1],
+            pace: FadingMean::default(),
             missing: Missing::default(),
-            acceptance: vec![Recent::default(); n_max as usize],
-            draft_seconds: Recent::default(),
+            acceptance: vec![FadingMean::default(); n_max as usize],
+            draft_seconds: FadingMean::default(),
             vain_seconds: 0.0,
-            read_seconds: Recent::default(),
+            read_seconds: FadingMean::default(),
             n_reads: 0,
             debt: 0.0,
             debt_of_token: 0.0,
@@ -289,7 +289,7 @@ impl Gate {
             self.report.draft_seconds += seconds;
             self.n_reads += 1;
             if self.n_reads == 2 {
-                self.read_seconds = Recent::default();
+                self.read_seconds = FadingMean::default();
             }
             self.read_seconds.add(seconds / n_read as f64, HALF_LIFE);
             self.debt += seconds;
@@ -416,7 +416,7 @@ impl Gate {
     /// Acceptance of the draft at `place` after accepted ones: measured, and before that as at the place before.
     fn acceptance_at(&self, place: usize) -> f64 {
         let before = if place == 0 { ACCEPTANCE } else { self.acceptance_at(place - 1) };
-        let Recent { mean, weight } = self.acceptance[place];
+        let FadingMean { mean, weight } = self.acceptance[place];
         (mean * weight + before * ACCEPTANCE_WEIGHT) / (weight + ACCEPTANCE_WEIGHT)
     }
 

@@ -11,10 +11,10 @@ use crate::log::Level;
 use crate::surroundings::utf8;
 use hobbit::{BatchToken, Model, Session, Token};
 use hobbit_core::perplexity::base::{BaseHead, BaseReader, BaseWriter};
+use hobbit_core::perplexity::chunking::Chunking;
 use hobbit_core::perplexity::divergence::{Divergence, TOKENS_MIN, compare};
 use hobbit_core::perplexity::estimate::Sums;
 use hobbit_core::perplexity::logits::{Row, encode, nll, row_words};
-use hobbit_core::perplexity::windows::Windows;
 
 /// Rows processed together: their results are held in memory.
 const ROWS_MAX: usize = 32;
@@ -48,7 +48,7 @@ struct ScoredRow<'a> {
 /// order within a chunk; `done` gets the scores of each chunk in order.
 fn evaluate<T>(
     (desk, session, who): (&Desk, &mut Session, &str),
-    windows: &Windows,
+    windows: &Chunking,
     tokens: &[Token],
     bos: Option<Token>,
     mut score: impl FnMut(&[ScoredRow<'_>]) -> Result<Vec<T>>,

@@ -25,7 +25,7 @@ use crate::report::{self, Closing};
 use crate::run::{Process, begin, describe, devices_now, measured, open};
 use crate::signals::{self, Interrupted};
 use hobbit::{EvalError, Model, Session, SessionOptions};
-use hobbit_core::perplexity::windows::Windows;
+use hobbit_core::perplexity::chunking::Chunking;
 
 /// State shared by all measurements.
 pub struct Desk<'a> {
@@ -35,15 +35,15 @@ pub struct Desk<'a> {
 
 /// A prepared measurement, its input read and checked: the windows that the context must hold, and what measures; the
 /// results are JSON.
-pub type Measurement<'a> = (Windows, Box<dyn FnOnce(&mut Session) -> Result<Value> + 'a>);
+pub type Measurement<'a> = (Chunking, Box<dyn FnOnce(&mut Session) -> Result<Value> + 'a>);
 
 impl Desk<'_> {
     /// The evaluation of `n_chunk` chunks of `n_ctx` tokens: several whole chunks together if they fit in a batch.
-    pub fn windows(&self, n_ctx: usize, n_chunk: usize) -> Windows {
+    pub fn windows(&self, n_ctx: usize, n_chunk: usize) -> Chunking {
         let options = &self.args.session_options;
         let given = options.n_batch as usize;
         let n_batch = if given < n_ctx { given } else { given - given % n_ctx };
-        Windows {
+        Chunking {
             n_ctx,
             n_batch,
             n_ubatch: (options.n_ubatch as usize).min(n_batch),
@@ -58,15 +58,15 @@ impl Desk<'_> {
     }
 
     /// Logs the start of a measurement.
-    pub fn log_windows(&self, what: &str, windows: &Windows) {
-        let Windows { n_ctx, n_batch, n_chunk, .. } = windows;
+    pub fn log_windows(&self, what: &str, windows: &Chunking) {
+        let Chunking { n_ctx, n_batch, n_chunk, .. } = windows;
         let n_seq = windows.n_seq();
         let line = format!("{what} over {n_chunk} chunks, n_ctx={n_ctx}, batch_size={n_batch}, n_seq={n_seq}");
         self.log.line(Level::Info, line);
     }
 
     /// A progress bar for the chunks of a pass. It is drawn behind the values of earlier chunks on the same line.
-    pub fn bar(&self, session: &Session, windows: &Windows, chunks: &Range<usize>) -> Option<TokenBar> {
+    pub fn bar(&self, session: &Session, windows: &Chunking, chunks: &Range<usize>) -> Option<TokenBar> {
         let model = session.model().clone();
         let share = move || model.evaluated_share();
         let is_mid_line = chunks.start > 0 && !self.args.in_lines;
@@ -74,7 +74,7 @@ impl Desk<'_> {
     }
 
     /// Prints the estimated duration after the first pass. llama.cpp prints one half of this line to each stream.
-    pub fn print_eta(&self, who: &str, pass: Duration, windows: &Windows) -> Result<()> {
+    pub fn print_eta(&self, who: &str, pass: Duration, windows: &Chunking) -> Result<()> {
         let seconds = pass.as_secs_f64();
         self.log.text(Level::Info, &format!("{who}: {seconds:.2} seconds per pass - ETA "));
         self.print(&format::eta(seconds * windows.n_chunk as f64 / windows.n_seq() as f64))
@@ -139,7 +139,7 @@ fn evaluate(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     Ok(status)
 }
 
-fn session_options(given: &SessionOptions, windows: &Windows) -> SessionOptions {
+fn session_options(given: &SessionOptions, windows: &Chunking) -> SessionOptions {
     let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     SessionOptions {
         n_ctx: number(windows.n_ctx.saturating_mul(windows.n_seq())),

@@ -320,12 +320,12 @@ impl Completion for Shared {
 #[derive(Debug, Default)]
 struct Queue {
     waiting: [VecDeque<ReadRequest>; LoadClass::COUNT],
-    in_flight: Vec<InFlight>,
+    in_flight: Vec<Started>,
     bytes_in_flight: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct InFlight {
+struct Started {
     ticket: u64,
     class: LoadClass,
     bytes: u64,
@@ -354,7 +354,7 @@ impl Queue {
             let Some(class) = LoadClass::ALL.into_iter().find(may_start) else { break };
             let Some(request) = self.waiting[class.index()].pop_front() else { break };
             let bytes = request.bytes();
-            self.in_flight.push(InFlight { ticket: request.ticket, class, bytes });
+            self.in_flight.push(Started { ticket: request.ticket, class, bytes });
             self.bytes_in_flight += bytes;
             started.push(request);
         }

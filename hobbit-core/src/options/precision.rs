@@ -7,7 +7,7 @@ use smart_default::SmartDefault;
 
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
-use crate::load::prefetch::Pace;
+use crate::load::prefetch::PrefetchRule;
 use crate::named::named;
 use crate::predict::PredictorKind;
 use crate::route::Thresholds;
@@ -111,7 +111,7 @@ pub enum Prefetch {
     #[default]
     Auto,
     On,
-    /// Every guess, by the rule of the predictor's paper ([`Pace::of_paper`]): none is judged for its worth.
+    /// Every guess, by the rule of the predictor's paper ([`PrefetchRule::of_paper`]): none is judged for its worth.
     All,
     /// Never. Predictions are still made and judged.
     Off,
@@ -121,10 +121,10 @@ named!(Prefetch, "prefetch setting": Auto = "auto", On = "on", All = "all", Off 
 
 impl Prefetch {
     /// How reads ahead are chosen with this predictor.
-    pub const fn pace(self, predictor: PredictorKind) -> Pace {
+    pub const fn rule(self, predictor: PredictorKind) -> PrefetchRule {
         match self {
-            Self::All => Pace::of_paper(predictor),
-            Self::Auto | Self::On | Self::Off => Pace::Timed,
+            Self::All => PrefetchRule::of_paper(predictor),
+            Self::Auto | Self::On | Self::Off => PrefetchRule::Timed,
         }
     }
 }

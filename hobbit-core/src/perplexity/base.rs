@@ -18,8 +18,8 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use super::chunking::n_scored;
 use super::logits::row_words;
-use super::windows::n_scored;
 use crate::files;
 use crate::options::Token;
 

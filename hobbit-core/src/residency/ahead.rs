@@ -206,7 +206,7 @@ impl Lookahead {
         };
         let loads = prefetcher.plan(&ahead, link, &held);
         cache.unshield_all();
-        cache.shield(prefetcher.masked());
+        cache.shield(prefetcher.shielded());
         self.read_ahead(memory, loads);
     }
 

@@ -13,7 +13,7 @@ use super::*;
 use crate::cache::policy::PolicyKind;
 use crate::cache::{SliceState, SlotId};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
-use crate::load::prefetch::{Governor, Pace, PrefetchOptions, Prefetcher};
+use crate::load::prefetch::{Governor, PrefetchOptions, PrefetchRule, Prefetcher};
 use crate::predict::{self, PredictShape, PredictorKind};
 use crate::route::{Phase, Thresholds, resolve};
 
@@ -88,7 +88,7 @@ impl Model {
     fn new(small: Small, predictor: PredictorKind) -> Self {
         let mut residency = small.residency();
         let shape = PredictShape::new((0..small.n_layers).map(|layer| (layer, small.n_expert)), |_| 2);
-        let options = PrefetchOptions { pace: Pace::First(2), ..PrefetchOptions::default() };
+        let options = PrefetchOptions { rule: PrefetchRule::First(2), ..PrefetchOptions::default() };
         let lookahead = Lookahead::new(
             predict::build(predictor, shape.clone(), None),
             Prefetcher::new(options, Default::default()),

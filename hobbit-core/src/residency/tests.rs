@@ -5,7 +5,7 @@ use super::*;
 use crate::cache::policy::PolicyKind;
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::LoadClass;
-use crate::load::prefetch::{Governor, Pace, PrefetchOptions, Prefetcher};
+use crate::load::prefetch::{Governor, PrefetchOptions, PrefetchRule, Prefetcher};
 use crate::predict::{self, PredictShape, PredictorKind};
 use crate::route::{Phase, Thresholds};
 use SliceKind::{Down, Gate, Up};
@@ -399,7 +399,7 @@ fn a_read_ahead_evicts_no_predicted_expert() {
     let small = Small::default();
     let (mut toy, mut chosen) = (small.residency(), Selection::default());
     let shape = PredictShape::new((0..2).map(|layer| (layer, small.n_expert)), |_| 3);
-    let options = PrefetchOptions { pace: Pace::All, ..PrefetchOptions::default() };
+    let options = PrefetchOptions { rule: PrefetchRule::All, ..PrefetchOptions::default() };
     toy.lookahead = Some(Lookahead::new(
         predict::build(PredictorKind::StackedGate, shape.clone(), None),
         Prefetcher::new(options, Default::default()),

@@ -4,7 +4,7 @@
 //! ```text
 //! unmasked choices -> Importance -+
 //!                                 +-> between two tokens: the most important missing expert is read into the spare
-//! Pace: whose turn it is ---------+   slot; once complete it is present from the next token on, the least one leaves
+//! Turns: whose turn it is ---------+   slot; once complete it is present from the next token on, the least one leaves
 //! ```
 //!
 //! Each layer keeps one slot to spare, so that present experts serve until the newcomer is complete. A prompt may use
@@ -13,7 +13,7 @@
 //! Reads are of the class that no product waits for; failed and withdrawn ones change nothing.
 
 mod importance;
-mod pace;
+mod turns;
 
 use super::layout::Layout;
 use super::memory::{Memory, Progress};
@@ -27,7 +27,7 @@ use crate::route::{Phase, Routing};
 use crate::stats::VirtualExpertsReport;
 
 use self::importance::Importance;
-use self::pace::Pace;
+use self::turns::Turns;
 
 /// How virtual experts are kept.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ pub struct VirtualExpertsOptions {
 pub struct VirtualExperts {
     n_used: usize,
     importance: Importance,
-    pace: Pace,
+    turns: Turns,
     lanes: Vec<Lane>,
     /// By block: every expert has a slot, so that all are used, and read where they are not there yet.
     whole: Vec<bool>,
@@ -83,19 +83,19 @@ impl VirtualExperts {
                 None => lanes.push(Lane { layer, share, members: vec![index], next: 0 }),
             }
         }
-        let pace = match (options.update, is_deterministic) {
-            (VirtualUpdate::Tokens(period), _) => Pace::fixed(period),
-            (VirtualUpdate::Auto, true) => Pace::fixed(Pace::DETERMINISTIC),
-            (VirtualUpdate::Auto, false) => Pace::auto(),
+        let turns = match (options.update, is_deterministic) {
+            (VirtualUpdate::Tokens(period), _) => Turns::fixed(period),
+            (VirtualUpdate::Auto, true) => Turns::fixed(Turns::DETERMINISTIC),
+            (VirtualUpdate::Auto, false) => Turns::auto(),
         };
         // Turns are spread over the period.
         let n_lanes = lanes.len() as u64;
-        lanes.iter_mut().zip(0..).for_each(|(lane, at)| lane.next = at * u64::from(pace.period()) / n_lanes);
+        lanes.iter_mut().zip(0..).for_each(|(lane, at)| lane.next = at * u64::from(turns.period()) / n_lanes);
         let importance = Importance::new(options.norms);
         let n_used = options.n_used;
         let whole = vec![false; usize::from(layout.n_blocks())];
         let (underway, token, replacements, failed) = (Vec::new(), 0, 0, 0);
-        Self { n_used, importance, pace, lanes, whole, underway, token, replacements, failed }
+        Self { n_used, importance, turns, lanes, whole, underway, token, replacements, failed }
     }
 
     /// Whether a version arrives in the background, or has since the last token: it is not present yet.
@@ -111,7 +111,7 @@ impl VirtualExperts {
     /// Changes so far.
     pub fn report(&self) -> VirtualExpertsReport {
         let Self { replacements, failed, .. } = *self;
-        VirtualExpertsReport { replacements, failed, period_tokens: self.pace.period() }
+        VirtualExpertsReport { replacements, failed, period_tokens: self.turns.period() }
     }
 
     /// The router of a layer chose for these tokens, wherever they go: `weights` `[n_tokens][n_used]`, or empty where
@@ -152,7 +152,7 @@ impl VirtualExperts {
         }
         memory.poll();
         self.take_in(memory);
-        self.pace.end_token(seconds);
+        self.turns.end_token(seconds);
         self.token += u64::from(n_tokens);
         for at in 0..self.lanes.len() {
             self.next_in_lane(memory, at);
@@ -189,11 +189,11 @@ impl VirtualExperts {
     fn next_in_lane<R: Reads, O: Observer>(&mut self, memory: &mut Memory<R, O>, at: usize) {
         let lane = &mut self.lanes[at];
         let is_full = memory.cache.pools().n_empty(lane.share) <= lane.n_spare(memory);
-        if is_full && (self.token < lane.next || self.pace.is_paused()) {
+        if is_full && (self.token < lane.next || self.turns.is_paused()) {
             return;
         }
         if is_full {
-            lane.next = self.token + u64::from(self.pace.period());
+            lane.next = self.token + u64::from(self.turns.period());
         }
         let lane = &self.lanes[at];
         if self.underway.iter().any(|&version| is_of(lane, version)) {

@@ -13,7 +13,7 @@ use super::recording::Recording;
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
 use crate::expert::Version;
-use crate::load::prefetch::Pace;
+use crate::load::prefetch::PrefetchRule;
 use crate::named::UnknownName;
 use crate::options::{self, PrecisionMode, VirtualExperts, VirtualUpdate};
 use crate::predict::{PathTable, PredictorKind};
@@ -93,8 +93,8 @@ pub struct Prefetch {
     /// Layers to look ahead, from 1: up to the first one that lacks an expert (HOBBIT's p).
     #[default(2)]
     pub distance_max: u8,
-    /// Which predicted experts that are missing are read: [`Pace::Timed`], or [`Pace::of_paper`].
-    pub pace: Pace,
+    /// Which predicted experts that are missing are read: [`PrefetchRule::Timed`], or [`PrefetchRule::of_paper`].
+    pub rule: PrefetchRule,
     /// Whether trials decide when it is on, by virtual time. Predictions take none.
     pub tries: bool,
 }
@@ -166,9 +166,9 @@ impl Config {
         let is_read_ahead = predictor != PredictedBy::Predictor(PredictorKind::None) && settings.prefetch != "off";
         let distance_max = if settings.distance > 0 { settings.distance } else { Prefetch::default().distance_max };
         let recorded: options::Prefetch = settings.prefetch.parse().unwrap_or_default();
-        let pace = match predictor {
-            PredictedBy::Predictor(kind) => recorded.pace(kind),
-            PredictedBy::Oracle | PredictedBy::Partly(_) => Pace::Timed,
+        let rule = match predictor {
+            PredictedBy::Predictor(kind) => recorded.rule(kind),
+            PredictedBy::Oracle | PredictedBy::Partly(_) => PrefetchRule::Timed,
         };
         let tries = recorded == options::Prefetch::Auto;
         let default = LinkModel::default();
@@ -195,7 +195,7 @@ impl Config {
             virtual_experts: (settings.routing.virtual_experts != VirtualExperts::Off)
                 .then_some(settings.routing.virtual_update),
             drop: settings.routing.drop,
-            prefetch: is_read_ahead.then_some(Prefetch { distance_max, pace, tries }),
+            prefetch: is_read_ahead.then_some(Prefetch { distance_max, rule, tries }),
             predictor,
             link,
             compute: Compute::Recorded,

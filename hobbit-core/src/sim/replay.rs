@@ -13,7 +13,7 @@ use super::recording::{Batch, Event, Recording, chosen, need_order, scores_at, s
 use crate::cache::policy::{self, Belady, Hobbit, Policy, Shape, Upcoming};
 use crate::cache::{Cache, SavedCache};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
-use crate::load::prefetch::{Estimates, Governor, Pace, PrefetchOptions, Prefetcher};
+use crate::load::prefetch::{Estimates, Governor, PrefetchOptions, PrefetchRule, Prefetcher};
 use crate::options::{PrecisionMode, PrecisionOptions};
 use crate::predict::RouterScores;
 use crate::predict::{self, Predictor};
@@ -394,8 +394,8 @@ fn planner(config: &Config) -> Prefetcher {
         PrecisionMode::Exact => Thresholds { t1: 1.0, t2: 1.0 },
         PrecisionMode::Dynamic => config.thresholds,
     };
-    let pace = config.prefetch.map_or(Pace::Timed, |prefetch| prefetch.pace);
-    let options = PrefetchOptions { thresholds, pace, ..PrefetchOptions::default() };
+    let rule = config.prefetch.map_or(PrefetchRule::Timed, |prefetch| prefetch.rule);
+    let options = PrefetchOptions { thresholds, rule, ..PrefetchOptions::default() };
     Prefetcher::new(options, Estimates::seeded(config.link.bytes_per_second))
 }
 

@@ -11,7 +11,7 @@ use super::*;
 use crate::cache::policy::{self, PolicyKind, Shape, Weights};
 use crate::cache::{Cache, LayerLayout, PoolLayout, SliceKinds, Use};
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
-use crate::load::prefetch::Pace;
+use crate::load::prefetch::PrefetchRule;
 use crate::options::PrecisionMode;
 use crate::predict::PredictorKind;
 use crate::route::{Demand, Thresholds, resolve};
@@ -317,13 +317,13 @@ fn the_clock_waits_for_misses_only() {
 
 #[test]
 fn a_perfect_guess_hides_what_time_allows() {
-    let late = Prefetch { distance_max: 1, pace: Pace::All, tries: false };
+    let late = Prefetch { distance_max: 1, rule: PrefetchRule::All, tries: false };
     assert_eq!(clockwork(None, 2).decode.stall_seconds, 16.0);
     // The second layer's read starts behind the first one's and has 1 + 2 of its 4 seconds.
     assert_eq!(clockwork(Some(late), 2).decode.stall_seconds, 10.0);
     assert_eq!(clockwork(Some(late), 2).prefetch, PrefetchOutcome { issued: 2, useful: 2, wasted: 0, dropped: 0 });
     // Part of a read that is sure is worth it.
-    let in_time = Prefetch { pace: Pace::Timed, ..late };
+    let in_time = Prefetch { rule: PrefetchRule::Timed, ..late };
     assert_eq!(clockwork(Some(in_time), 2).decode.stall_seconds, 10.0);
 }
 

@@ -10,7 +10,7 @@ use hobbit::{EvalError, Sampler};
 use hobbit_core::units::Bytes;
 
 use super::Worker;
-use super::slot::{Phase, Run, Slot};
+use super::slot::{Run, Slot, Stage};
 use crate::saved::{self, Saved, SavedFile};
 use crate::server::adapters::Scales;
 use crate::server::error::ApiError;
@@ -142,7 +142,7 @@ impl Worker {
             n_drafted: 0,
             n_accepted: 0,
             truncated: false,
-            phase: Phase::Prompt,
+            stage: Stage::Prompt,
             job,
         };
         run.release_encoder();

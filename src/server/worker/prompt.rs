@@ -6,7 +6,7 @@ use std::time::Instant;
 use hobbit::{BatchToken, EvalError, Session};
 
 use super::Worker;
-use super::slot::{Phase, Run, Slot};
+use super::slot::{Run, Slot, Stage};
 use super::step::{progress, spelled};
 use crate::server::error::ApiError;
 use crate::server::job::{Event, Probabilities, Work};
@@ -190,7 +190,7 @@ impl Worker {
             (true, true) => self.embedded(at, first),
             (true, false) => {
                 if let Some(run) = self.slots[at].run.as_mut() {
-                    run.phase = Phase::Generating;
+                    run.stage = Stage::Generating;
                 }
                 self.choose(at, last);
             }

@@ -10,7 +10,7 @@ use hobbit::engine::{Borrower, trim_heap};
 use hobbit::{BatchToken, EvalError};
 
 use super::Worker;
-use super::slot::{Phase, Run, Slot};
+use super::slot::{Run, Slot, Stage};
 use crate::server::error::ApiError;
 use crate::server::job::Work;
 use crate::server::slots::{self, Holder, Holding};
@@ -63,7 +63,7 @@ impl Worker {
         let holding = |slot: &Slot| {
             let added = batch.iter().filter(|entry| entry.sequence == slot.sequence()).count();
             let holder = slot.run.as_ref().map_or(Holder::Idle { since: slot.last_used }, |run| match &run.job.work {
-                Work::Generate(generate) if run.phase == Phase::Generating => Holder::Generation {
+                Work::Generate(generate) if run.stage == Stage::Generating => Holder::Generation {
                     is_unlimited: generate.n_predict.is_none_or(|n| run.job.prompt.len() + n > n_ctx),
                 },
                 _ => Holder::Prompt,
@@ -208,7 +208,7 @@ impl Worker {
         let slot = &mut self.slots[at];
         let continues = |run: &&mut Run| {
             // Its images and sound may be closed.
-            run.phase == Phase::Prompt && run.n_cached > 0 && run.job.chunks.is_empty()
+            run.stage == Stage::Prompt && run.n_cached > 0 && run.job.chunks.is_empty()
         };
         let Some(run) = slot.run.as_mut().filter(continues) else {
             self.fail(at, error);

@@ -31,7 +31,7 @@ pub struct Slot {
 /// A request in a slot.
 pub struct Run {
     pub job: Job,
-    pub phase: Phase,
+    pub stage: Stage,
     pub n_cached: usize,
     /// Prompt tokens evaluated or reused.
     pub n_prompt_done: usize,
@@ -55,7 +55,7 @@ pub struct Run {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum Stage {
     Prompt,
     Generating,
 }
@@ -91,21 +91,21 @@ impl Slot {
     }
 
     pub fn is_generating(&self) -> bool {
-        self.run.as_ref().is_some_and(|run| run.phase == Phase::Generating)
+        self.run.as_ref().is_some_and(|run| run.stage == Stage::Generating)
     }
 
     /// Prompt tokens that are not evaluated yet.
     pub fn n_lacking(&self) -> usize {
-        let of = |run: &Run| match run.phase {
-            Phase::Prompt => run.job.prompt.len() - run.n_prompt_done,
-            Phase::Generating => 0,
+        let of = |run: &Run| match run.stage {
+            Stage::Prompt => run.job.prompt.len() - run.n_prompt_done,
+            Stage::Generating => 0,
         };
         self.run.as_ref().map_or(0, of)
     }
 
     /// The next chunk of the prompt, and the number of tokens before it that are not evaluated yet.
     pub fn next_chunk(&self) -> Option<(usize, &Arc<Chunk>)> {
-        let run = self.run.as_ref().filter(|run| run.phase == Phase::Prompt)?;
+        let run = self.run.as_ref().filter(|run| run.stage == Stage::Prompt)?;
         let (at, chunk) = run.job.chunks.iter().find(|(at, _)| *at >= run.n_prompt_done)?;
         Some((at - run.n_prompt_done, chunk))
     }

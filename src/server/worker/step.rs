@@ -10,7 +10,7 @@ use hobbit::{BatchToken, EvalError, Model, Sampler};
 use hobbit_core::route::DECODE_TOKENS_MAX;
 
 use super::Worker;
-use super::slot::{Phase, Slot};
+use super::slot::{Slot, Stage};
 use crate::server::error::ApiError;
 use crate::server::job::EndReasoning;
 use crate::server::job::{Candidate, Done, Event, Generate, Probabilities, Progress, Stop, TokenEvent, Traffic, Work};
@@ -292,7 +292,7 @@ impl Worker {
         let event = TokenEvent { text: piece.text, token, probabilities, n_decoded: run.n_decoded, timings };
         let is_read = run.job.events.send(Event::Token(Box::new(event)));
         run.pending = Some(token);
-        run.phase = Phase::Generating;
+        run.stage = Stage::Generating;
         match stop {
             Some((stop, n_swallowed)) => {
                 let rest = if matches!(stop, Stop::Word(_)) { String::new() } else { run.text.finish() };

@@ -35,8 +35,8 @@
 //! Probabilities are learned by predicted weight, separately for resident and missing experts ([`Odds`]): where nearly
 //! all used experts are in the cache, most predictions of missing ones are wrong.
 //!
-//! The papers judge no guess: with [`Pace::All`], [`Pace::First`] and [`Pace::Budget`] it is read if there is a slot or
-//! staging for it.
+//! The papers judge no guess: with [`PrefetchRule::All`], [`PrefetchRule::First`] and [`PrefetchRule::Budget`] it is
+//! read if there is a slot or staging for it.
 //!
 //! The [`Governor`] measures the costs that no estimate knows, for example a disk that slows down the computation.
 
@@ -49,4 +49,4 @@ mod tests;
 
 pub use estimates::{Estimates, Guess, MissRate, Odds, Presence};
 pub use governor::{Governor, GovernorReason, GovernorReport};
-pub use planner::{Holdings, Link, Load, Pace, PrefetchCounters, PrefetchOptions, Prefetcher};
+pub use planner::{Holdings, Link, Load, PrefetchCounters, PrefetchOptions, PrefetchRule, Prefetcher};

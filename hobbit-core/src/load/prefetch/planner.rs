@@ -14,7 +14,7 @@ pub struct PrefetchOptions {
     /// Map predicted router weights to precisions. T1 = 1 reads high versions only.
     #[default(Thresholds { t1: 1.0, t2: 1.0 })]
     pub thresholds: Thresholds,
-    pub pace: Pace,
+    pub rule: PrefetchRule,
     /// Maximum of versions read ahead and not settled yet: enough for two layers of the widest predictions of today's
     /// models.
     #[default(64)]
@@ -30,22 +30,22 @@ pub struct PrefetchOptions {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pace {
+pub enum PrefetchRule {
     /// As much as there is time for and is worth its risk; see the module.
     #[default]
     Timed,
     /// Every guess, whatever the time, and no predicted expert is evicted before its layer has run (HOBBIT, section
     /// 3.3).
     All,
-    /// At most this many versions per layer, best scores first, whatever the time. As with [`Pace::All`], residency
-    /// depends on tokens only, provided that [`Holdings::is_resident`] does and the governor is fixed.
+    /// At most this many versions per layer, best scores first, whatever the time. As with [`PrefetchRule::All`],
+    /// residency depends on tokens only, provided that [`Holdings::is_resident`] does and the governor is fixed.
     First(usize),
     /// The best guesses of a layer, as many as can be read while a layer runs: Fate's `n = T / t_expert` (section
     /// 4.3).
     Budget,
 }
 
-impl Pace {
+impl PrefetchRule {
     /// EdgeMoE preloads 1 to 3 experts per layer (section III-C1).
     const EDGEMOE: usize = 3;
 
@@ -117,7 +117,7 @@ pub struct PrefetchCounters {
 /// Decides what to read ahead. One per link.
 ///
 /// For each layer of a decode batch: [`Prefetcher::settle`] with what it uses, [`Prefetcher::look_ahead`], then
-/// [`Prefetcher::plan`], as often as the link falls idle, and [`Prefetcher::masked`].
+/// [`Prefetcher::plan`], as often as the link falls idle, and [`Prefetcher::shielded`].
 #[derive(Clone, Debug)]
 pub struct Prefetcher {
     options: PrefetchOptions,
@@ -128,7 +128,7 @@ pub struct Prefetcher {
     /// Predictions whose layer's router has not chosen yet.
     predicted: Vec<(ExpertId, Guess)>,
     /// Experts of the last plan that are not to be evicted.
-    masked: Vec<ExpertId>,
+    shielded: Vec<ExpertId>,
     regret: Regret,
     pub counters: PrefetchCounters,
 }
@@ -148,7 +148,7 @@ impl Prefetcher {
             odds: Odds::default(),
             outstanding: Vec::new(),
             predicted: Vec::new(),
-            masked: Vec::new(),
+            shielded: Vec::new(),
             regret: Regret::default(),
             counters: PrefetchCounters::default(),
         }
@@ -176,15 +176,15 @@ impl Prefetcher {
     pub fn plan(&mut self, ahead: &Ahead, link: Link, holdings: &dyn Holdings) -> Vec<Load> {
         let candidates = self.candidates(ahead, holdings);
         self.remember(&candidates);
-        self.mask(&candidates);
+        self.shield(&candidates);
         let room = self.options.outstanding_max.saturating_sub(self.outstanding.len());
         let is_wanted = |own: &Candidate| ahead.wanted.iter().any(|wanted| wanted.expert == own.predicted.expert);
         let candidates = candidates.into_iter().filter(is_wanted).collect();
-        let loads = match self.options.pace {
-            Pace::Timed => self.in_time(candidates, link, room),
-            Pace::All => self.first(candidates, |_| usize::MAX, room),
-            Pace::First(n) => self.first(candidates, |_| n, room),
-            Pace::Budget => self.first(candidates, |bytes| self.reads_per_layer(bytes), room),
+        let loads = match self.options.rule {
+            PrefetchRule::Timed => self.in_time(candidates, link, room),
+            PrefetchRule::All => self.first(candidates, |_| usize::MAX, room),
+            PrefetchRule::First(n) => self.first(candidates, |_| n, room),
+            PrefetchRule::Budget => self.first(candidates, |bytes| self.reads_per_layer(bytes), room),
         };
         for &load in &loads {
             self.counters.issued += 1;
@@ -196,25 +196,25 @@ impl Prefetcher {
 
     /// Whether guesses are read only if they are worth their risk.
     pub fn judges(&self) -> bool {
-        self.options.pace == Pace::Timed
+        self.options.rule == PrefetchRule::Timed
     }
 
-    /// Versions not to evict before their layer has run: the experts that the last plan masked, and what is read
+    /// Versions not to evict before their layer has run: the experts that the last plan shielded, and what is read
     /// ahead for layers that have not begun.
     ///
-    /// [`Pace::All`] masks all predicted experts, the others those that are more likely used than not.
-    pub fn masked(&self) -> impl Iterator<Item = Version> {
+    /// [`PrefetchRule::All`] shields all predicted experts, the others those that are more likely used than not.
+    pub fn shielded(&self) -> impl Iterator<Item = Version> {
         let both = |&expert| [Version::high(expert), Version::low(expert)];
-        self.masked.iter().flat_map(both).chain(self.outstanding.iter().map(|own| own.load.version))
+        self.shielded.iter().flat_map(both).chain(self.outstanding.iter().map(|own| own.load.version))
     }
 
-    fn mask(&mut self, candidates: &[Candidate]) {
+    fn shield(&mut self, candidates: &[Candidate]) {
         let is_likely = |own: &&Candidate| {
             let Chances { high, low } = self.odds.chances(own.guess());
-            self.options.pace == Pace::All || high + low > 0.5
+            self.options.rule == PrefetchRule::All || high + low > 0.5
         };
-        self.masked.clear();
-        self.masked.extend(candidates.iter().filter(is_likely).map(|own| own.predicted.expert));
+        self.shielded.clear();
+        self.shielded.extend(candidates.iter().filter(is_likely).map(|own| own.predicted.expert));
     }
 
     pub fn evicted(&mut self, version: Version) {
@@ -300,7 +300,7 @@ impl Prefetcher {
     /// The token was abandoned or its layers are over: everything outstanding counts as wasted.
     pub fn abandon(&mut self) {
         self.predicted.clear();
-        self.masked.clear();
+        self.shielded.clear();
         for Outstanding { load, .. } in self.outstanding.drain(..) {
             self.counters.wasted += 1;
             self.counters.wasted_bytes += load.bytes;

@@ -286,7 +286,7 @@ fn a_free_slot_costs_nobody_anything() {
 #[test]
 fn papers_read_every_guess() {
     let n = |predictor: PredictorKind, layer_seconds, scores: &[f32]| {
-        let options = PrefetchOptions { pace: Pace::of_paper(predictor), ..PrefetchOptions::default() };
+        let options = PrefetchOptions { rule: PrefetchRule::of_paper(predictor), ..PrefetchOptions::default() };
         let late = Link { queued_bytes: 64 * MIB, elapsed_seconds: 1.0 };
         prefetcher(layer_seconds, options).plan(&wanted(scores), late, &World::default()).len()
     };
@@ -297,15 +297,15 @@ fn papers_read_every_guess() {
     assert_eq!(n(PredictorKind::PathTable, 1e-9, &unlikely), 3, "EdgeMoE");
     let fate = |layer_seconds| n(PredictorKind::CrossLayer, layer_seconds, &unlikely);
     assert_eq!([0.0079, 0.0081, 0.0161, 0.0401, 1.0].map(fate), [0, 1, 2, 5, 8], "whole reads of 8 ms in a layer");
-    let options = PrefetchOptions { pace: Pace::Budget, ..PrefetchOptions::default() };
+    let options = PrefetchOptions { rule: PrefetchRule::Budget, ..PrefetchOptions::default() };
     let mut unknown = Prefetcher::new(options, Estimates::default());
     assert!(unknown.plan(&wanted(&unlikely), Link::default(), &World::default()).is_empty(), "T is unknown");
 }
 
 #[test]
-fn all_predicted_experts_are_masked_where_all_are_read() {
-    let masked = |prefetcher: &Prefetcher| {
-        let mut indices: Vec<u16> = prefetcher.masked().map(|version| version.expert.index).collect();
+fn all_predicted_experts_are_shielded_where_all_are_read() {
+    let shielded = |prefetcher: &Prefetcher| {
+        let mut indices: Vec<u16> = prefetcher.shielded().map(|version| version.expert.index).collect();
         indices.dedup();
         indices
     };
@@ -314,20 +314,20 @@ fn all_predicted_experts_are_masked_where_all_are_read() {
     let ahead = wanted(&[0.2, 0.7, 0.1]);
     let mut judging = timed(0.008);
     assert_eq!(versions(&judging.plan(&ahead, Link::default(), &world)), high(&[1]));
-    assert_eq!(masked(&judging), [1]);
-    let options = PrefetchOptions { pace: Pace::All, ..PrefetchOptions::default() };
+    assert_eq!(shielded(&judging), [1]);
+    let options = PrefetchOptions { rule: PrefetchRule::All, ..PrefetchOptions::default() };
     let mut paper = prefetcher(0.008, options);
     assert_eq!(versions(&paper.plan(&ahead, Link::default(), &world)), high(&[1, 2]));
-    assert_eq!(masked(&paper), [0, 1, 2, 1, 2], "what is read ahead is masked on its own account, too");
+    assert_eq!(shielded(&paper), [0, 1, 2, 1, 2], "what is read ahead is shielded on its own account, too");
     paper.plan(&Ahead::default(), Link::default(), &world);
-    assert_eq!(paper.masked().collect::<Vec<_>>(), high(&[1, 2]), "until its layer begins");
+    assert_eq!(paper.shielded().collect::<Vec<_>>(), high(&[1, 2]), "until its layer begins");
     paper.settle(1, &[], &[], false);
-    assert_eq!(paper.masked().count(), 0);
+    assert_eq!(paper.shielded().count(), 0);
 }
 
 #[test]
 fn deterministic_plans_know_no_time() {
-    let options = PrefetchOptions { pace: Pace::First(2), ..PrefetchOptions::default() };
+    let options = PrefetchOptions { rule: PrefetchRule::First(2), ..PrefetchOptions::default() };
     let busy = Link { queued_bytes: u64::MAX, elapsed_seconds: 1e9 };
     let mut unknown = Prefetcher::new(options, Estimates::default());
     let mut slow = prefetcher(1e-9, options);
@@ -359,6 +359,11 @@ fn any_predictions() -> impl Strategy<Value = Vec<(u16, f32)>> {
     })
 }
 
+fn rules() -> impl Strategy<Value = PrefetchRule> {
+    let first = (0usize..5).prop_map(PrefetchRule::First);
+    prop_oneof![Just(PrefetchRule::Timed), first, Just(PrefetchRule::All), Just(PrefetchRule::Budget)]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -371,10 +376,10 @@ proptest! {
         thresholds in (0.0f32..=1.0, 0.0f32..=1.0),
         has_low: bool,
         large in prop::option::of(0u16..12),
-        pace in prop_oneof![Just(Pace::Timed), (0usize..5).prop_map(Pace::First), Just(Pace::All), Just(Pace::Budget)],
+        rule in rules(),
     ) {
         let thresholds = Thresholds::new(thresholds.0.min(thresholds.1), thresholds.0.max(thresholds.1)).unwrap();
-        let options = PrefetchOptions { thresholds, pace, outstanding_max: 9, ..PrefetchOptions::default() };
+        let options = PrefetchOptions { thresholds, rule, outstanding_max: 9, ..PrefetchOptions::default() };
         let mut prefetcher = prefetcher(layer_seconds, options);
         let mut outstanding: HashSet<Version> = HashSet::new();
         for (predictions, distance, queued_bytes, elapsed_seconds, resident, settles) in asks {
@@ -400,8 +405,8 @@ proptest! {
                 prop_assert!(predictions.iter().any(|(index, _)| *index == load.version.expert.index));
             }
             prop_assert!(outstanding.len() <= 9);
-            match pace {
-                Pace::Timed => {
+            match rule {
+                PrefetchRule::Timed => {
                     let queued = prefetcher.estimates.load_seconds(queued_bytes).unwrap();
                     let time = f64::from(distance) * layer_seconds - queued - elapsed_seconds;
                     let before_last: f64 = loads.iter().rev().skip(1).map(|load| load.load_seconds).sum();
@@ -423,9 +428,9 @@ proptest! {
                     }
                     prop_assert!(loads.is_sorted_by(|a, b| a.saved >= b.saved), "order");
                 }
-                Pace::First(n) => prop_assert!(outstanding.len() <= n, "fixed budget"),
-                Pace::All => prop_assert!(outstanding.len() <= 9, "room"),
-                Pace::Budget => {
+                PrefetchRule::First(n) => prop_assert!(outstanding.len() <= n, "fixed budget"),
+                PrefetchRule::All => prop_assert!(outstanding.len() <= 9, "room"),
+                PrefetchRule::Budget => {
                     let least = prefetcher.estimates.load_seconds(2 * MIB).unwrap();
                     prop_assert!(outstanding.len() as f64 <= layer_seconds / least, "Fate's n");
                 }
@@ -446,7 +451,7 @@ proptest! {
 #[test]
 fn a_batch_wants_an_expert_as_the_token_that_wants_it_most() {
     let thresholds = Thresholds::new(0.6, 1.0).unwrap();
-    let options = PrefetchOptions { thresholds, pace: Pace::First(8), ..PrefetchOptions::default() };
+    let options = PrefetchOptions { thresholds, rule: PrefetchRule::First(8), ..PrefetchOptions::default() };
     let (mut planner, world) = (prefetcher(1.0, options), World { has_low: true, ..World::default() });
     // Expert 1 is the second of the first token and the first of the second one.
     let one = |(token, index, score)| Predicted { expert: expert(index), score, distance: 1, token };

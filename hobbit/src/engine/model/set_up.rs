@@ -386,12 +386,12 @@ fn lookahead_of(model: &Model, precisions: &Precisions, hides_waits: bool) -> Lo
     Lookahead::new(predictor, prefetcher, governor, options)
 }
 
-/// Precision and pace of prefetches.
+/// Precision and rule of prefetches.
 fn prefetch_options(model: &Model, precisions: &Precisions) -> PrefetchOptions {
     let thresholds = if precisions.is_exact() { Thresholds { t1: 1.0, t2: 1.0 } } else { precisions.thresholds };
     PrefetchOptions {
         thresholds,
-        pace: model.shared.options.caching.prefetch.pace(model.predictor()),
+        rule: model.shared.options.caching.prefetch.rule(model.predictor()),
         ..PrefetchOptions::default()
     }
 }

@@ -100,7 +100,7 @@ impl Kernels {
         let mut tried = tried();
         let known = tried.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
             let started = Instant::now();
-            let mut found = Trial::new(inner, product, key, interleaving).map(|mut trial| trial.outcome());
+            let mut found = TrialProduct::new(inner, product, key, interleaving).map(|mut trial| trial.outcome());
             if let Some(found) = &mut found {
                 found.took_ns = started.elapsed().as_nanos() as u64;
             }
@@ -127,7 +127,7 @@ fn is_slow(dtype: GgmlType) -> bool {
 }
 
 /// A trial with random weights and rows.
-struct Trial<'a> {
+struct TrialProduct<'a> {
     inner: &'a mut Inner,
     /// Provides the operation's parameters and host memory's buffer.
     neighbour: &'a ggml_tensor,
@@ -143,7 +143,7 @@ struct Trial<'a> {
     results: [Vec<f32>; 2],
 }
 
-impl<'a> Trial<'a> {
+impl<'a> TrialProduct<'a> {
     /// `None` if such weights cannot be made, or if the product needs special parameters.
     fn new(
         inner: &'a mut Inner,
@@ -306,7 +306,7 @@ mod tests {
             }
             let key = key(name, [ne0, ne1], is_rearranged, 2);
             let mut trial =
-                Trial::new(&mut inner, &neighbour, key, interleaving.as_deref()).expect("weights can be made");
+                TrialProduct::new(&mut inner, &neighbour, key, interleaving.as_deref()).expect("weights can be made");
             assert_eq!(trial.ne, [ne0, ne1]);
             let found = trial.outcome();
             assert_eq!((&*found.dtype, found.n_in, found.n_out), (name, ne0 as u64, ne1 as u64));
@@ -330,14 +330,14 @@ mod tests {
     fn what_cannot_be_tried_is_left() {
         let (mut inner, neighbour) = (inner(), neighbour());
         let long = key("q8_0", [(1 << 20) + 256, 64], false, 2);
-        assert!(Trial::new(&mut inner, &neighbour, long, None).is_none(), "too long to be tried");
+        assert!(TrialProduct::new(&mut inner, &neighbour, long, None).is_none(), "too long to be tried");
         for name in ["iq1_s", "iq2_xs", "iq3_xxs"] {
-            let slow = Trial::new(&mut inner, &neighbour, key(name, [256, 64], false, 2), None);
+            let slow = TrialProduct::new(&mut inner, &neighbour, key(name, [256, 64], false, 2), None);
             assert!(slow.is_none(), "{name} would be searched for");
         }
         let with_params = ggml_tensor { op_params: [1; 16], ..neighbour };
         let short = key("q8_0", [256, 96], false, 2);
-        assert!(Trial::new(&mut inner, &with_params, short, None).is_none(), "a precision was asked for");
+        assert!(TrialProduct::new(&mut inner, &with_params, short, None).is_none(), "a precision was asked for");
     }
 
     /// A shape that no model of another test has.

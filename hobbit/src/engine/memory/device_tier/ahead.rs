@@ -28,7 +28,7 @@ use crate::engine::ggml::Stream;
 use crate::engine::memory::host_reads::{Host, host_bytes};
 use hobbit_core::cache::{Cache, SlotId};
 use hobbit_core::expert::{SliceId, Version};
-use hobbit_core::load::prefetch::{Estimates, Holdings, Link, Pace, PrefetchOptions, Prefetcher};
+use hobbit_core::load::prefetch::{Estimates, Holdings, Link, PrefetchOptions, PrefetchRule, Prefetcher};
 use hobbit_core::predict::PredictShape;
 use hobbit_core::residency::{LayerStep, Lookahead, Selection, Slots};
 
@@ -81,7 +81,7 @@ struct Underway {
 impl UploadsAhead {
     fn new(options: Option<PrefetchOptions>) -> Self {
         let with_bounds = |options: PrefetchOptions| {
-            let outstanding_max = if options.pace == Pace::Timed { OUTSTANDING_MAX } else { options.outstanding_max };
+            let outstanding_max = if options.rule == PrefetchRule::Timed { OUTSTANDING_MAX } else { options.outstanding_max };
             PrefetchOptions { outstanding_max, in_flight_bytes: ALL_OF_IT, ..options }
         };
         let planner = options.map(|options| Prefetcher::new(with_bounds(options), Default::default()));
@@ -238,7 +238,7 @@ impl Tier {
             })
         });
         let loads = planner.plan(&found, link, &held);
-        self.cache.shield(planner.masked());
+        self.cache.shield(planner.shielded());
         for loads in loads.chunk_by(|a, b| a.version.expert.layer == b.version.expert.layer) {
             let versions: Vec<Version> = loads.iter().map(|load| load.version).collect();
             let taken = self.upload_for_layer(host, underway, &versions, false);

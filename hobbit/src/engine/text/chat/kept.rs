@@ -12,13 +12,13 @@ const TELLING_LEN: usize = 16;
 
 /// A conversation whose texts are words that no template changes. The texts are those that the model gets from others:
 /// templates drop its own thoughts on purpose.
-pub(super) struct Trial {
+pub(super) struct MarkedChat {
     pub(super) inputs: ChatInputs,
     /// The words, and where the texts are.
     words: Vec<(String, String)>,
 }
 
-impl Trial {
+impl MarkedChat {
     /// `None` if `prompt` has all texts. It may lack one that it has in another form, such as JSON.
     pub(super) fn of(inputs: &ChatInputs, prompt: &str) -> Option<Self> {
         let mut messages: Vec<Value> = serde_json::from_str(&inputs.messages).ok()?;
@@ -42,7 +42,7 @@ impl Trial {
         Some(Self { inputs, words })
     }
 
-    /// Checks the trial's prompt.
+    /// Checks the prompt of the marked texts.
     ///
     /// # Errors
     /// A text that it lacks.

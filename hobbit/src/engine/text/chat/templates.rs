@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::isolation;
 use super::isolation::{Failure, Task};
-use super::kept::Trial;
+use super::kept::MarkedChat;
 use super::reply::ChatParser;
 use super::{ChatInputs, ToolChoice};
 use crate::engine::error::ChatError;
@@ -164,10 +164,10 @@ impl ChatTemplates {
     /// [`ChatError::Busy`] if it is slow and got no turn.
     pub fn apply(&self, inputs: &ChatInputs) -> Result<ChatPrompt, ChatError> {
         let prompt = self.write_all_systems(inputs)?;
-        if let Some(trial) = Trial::of(inputs, &prompt.prompt)
-            && let Ok(tried) = self.write_all_systems(&trial.inputs)
+        if let Some(marked) = MarkedChat::of(inputs, &prompt.prompt)
+            && let Ok(tried) = self.write_all_systems(&marked.inputs)
         {
-            trial.check(&tried.prompt).map_err(ChatError::Input)?;
+            marked.check(&tried.prompt).map_err(ChatError::Input)?;
         }
         Ok(prompt)
     }

@@ -241,14 +241,14 @@ pub(super) struct Budget {
     n_tokens: u32,
     /// The generation prompt, in which reasoning may have begun.
     prefill: Vec<Token>,
-    phase: Phase,
+    countdown: Countdown,
     recent: Recent,
     /// The tokens that ended the last reasoning.
     ended_by: Vec<Token>,
 }
 
 #[derive(Clone, Copy)]
-enum Phase {
+enum Countdown {
     /// No reasoning yet, or it has ended.
     Outside,
     /// So many tokens are left.
@@ -288,7 +288,7 @@ impl Budget {
             forced,
             n_tokens: reasoning.tokens.unwrap_or(u32::MAX),
             prefill: prefill.to_vec(),
-            phase: Phase::Outside,
+            countdown: Countdown::Outside,
             recent: Recent { longest: longest.max(CHARACTER_BYTES_MAX), ..Recent::default() },
             ended_by: Vec::new(),
         };
@@ -298,7 +298,7 @@ impl Budget {
 
     /// Leaves only the forced token, if there is one.
     pub(super) fn mask(&self, candidates: &mut [llama_token_data]) {
-        if let Phase::Forcing(at) = self.phase {
+        if let Countdown::Forcing(at) = self.countdown {
             let others = candidates.iter_mut().filter(|candidate| candidate.id != self.forced[at]);
             others.for_each(|other| other.logit = f32::NEG_INFINITY);
         }
@@ -306,41 +306,41 @@ impl Budget {
 
     pub(super) fn accept(&mut self, model: &Model, token: Token) {
         self.recent.push(token, model.pieces().piece(token));
-        match self.phase {
-            Phase::Outside => {
+        match self.countdown {
+            Countdown::Outside => {
                 if self.recent.take(&self.start).is_some() {
                     self.ended_by.clear();
                     self.count(self.n_tokens);
                 }
             }
-            phase => {
+            countdown => {
                 if let Some(tokens) = self.ends.iter().find_map(|end| self.recent.take(end)) {
-                    (self.phase, self.ended_by) = (Phase::Outside, tokens);
+                    (self.countdown, self.ended_by) = (Countdown::Outside, tokens);
                     return;
                 }
-                match phase {
-                    Phase::Forcing(at) if at + 1 < self.forced.len() => self.phase = Phase::Forcing(at + 1),
-                    Phase::Forcing(_) | Phase::Outside => self.phase = Phase::Outside,
-                    Phase::Counting(left) => self.count(left.saturating_sub(1)),
-                    Phase::Unfinished => self.count(0),
+                match countdown {
+                    Countdown::Forcing(at) if at + 1 < self.forced.len() => self.countdown = Countdown::Forcing(at + 1),
+                    Countdown::Forcing(_) | Countdown::Outside => self.countdown = Countdown::Outside,
+                    Countdown::Counting(left) => self.count(left.saturating_sub(1)),
+                    Countdown::Unfinished => self.count(0),
                 }
             }
         }
     }
 
     fn count(&mut self, left: u32) {
-        self.phase = match left {
-            0 if self.recent.ends_within_a_character() => Phase::Unfinished,
-            0 => Phase::Forcing(0),
-            left => Phase::Counting(left),
+        self.countdown = match left {
+            0 if self.recent.ends_within_a_character() => Countdown::Unfinished,
+            0 => Countdown::Forcing(0),
+            left => Countdown::Counting(left),
         };
-        if let Phase::Forcing(_) = self.phase {
+        if let Countdown::Forcing(_) = self.countdown {
             self.recent.clear();
         }
     }
 
     pub(super) fn reset(&mut self, model: &Model) {
-        self.phase = Phase::Outside;
+        self.countdown = Countdown::Outside;
         self.recent.clear();
         self.ended_by.clear();
         self.accept_prefill(model);
@@ -351,14 +351,14 @@ impl Budget {
             self.accept(model, token);
         }
         // Text of the prompt after the tag is not forced.
-        if let Phase::Forcing(_) = self.phase {
-            self.phase = Phase::Forcing(0);
+        if let Countdown::Forcing(_) = self.countdown {
+            self.countdown = Countdown::Forcing(0);
         }
     }
 
     /// Whether the model reasons, or the end is being forced.
     pub(super) fn is_reasoning(&self) -> bool {
-        !matches!(self.phase, Phase::Outside)
+        !matches!(self.countdown, Countdown::Outside)
     }
 
     /// The tokens that ended the last reasoning, if it has ended.
@@ -368,9 +368,9 @@ impl Budget {
 
     /// Ends the model's reasoning. False if there is none, or if its end is being forced already.
     pub(super) fn end_reasoning(&mut self) -> bool {
-        let counts = matches!(self.phase, Phase::Counting(_));
+        let counts = matches!(self.countdown, Countdown::Counting(_));
         if counts {
-            self.phase = Phase::Forcing(0);
+            self.countdown = Countdown::Forcing(0);
             self.recent.clear();
         }
         counts

@@ -10,7 +10,7 @@ pub const fn n_scored(n_ctx: usize) -> usize {
 
 /// Chunks of one context each, evaluated in batches and computed in ubatches. All numbers but `n_chunk` are at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Windows {
+pub struct Chunking {
     pub n_ctx: usize,
     pub n_batch: usize,
     pub n_ubatch: usize,
@@ -32,7 +32,7 @@ impl Piece {
     }
 }
 
-impl Windows {
+impl Chunking {
     /// Chunks that fit in a batch and are evaluated together, as sequences.
     pub fn n_seq(&self) -> usize {
         (self.n_batch / self.n_ctx).max(1)
@@ -82,8 +82,8 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    fn windows(n_ctx: usize, n_batch: usize, n_ubatch: usize, n_chunk: usize) -> Windows {
-        Windows { n_ctx, n_batch, n_ubatch, n_chunk }
+    fn windows(n_ctx: usize, n_batch: usize, n_ubatch: usize, n_chunk: usize) -> Chunking {
+        Chunking { n_ctx, n_batch, n_ubatch, n_chunk }
     }
 
     #[test]

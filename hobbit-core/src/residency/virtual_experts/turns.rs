@@ -15,7 +15,7 @@ const SLOWER_MAX: f64 = 0.02;
 
 /// Says when replacements may begin. Equal seconds make equal decisions.
 #[derive(Clone, Debug)]
-pub(super) struct Pace {
+pub(super) struct Turns {
     period: u32,
     search: Option<Search>,
 }
@@ -34,7 +34,7 @@ enum State {
     Rest(u32),
 }
 
-impl Pace {
+impl Turns {
     /// The period of runs in which time decides nothing.
     pub(super) const DETERMINISTIC: u32 = 16;
 
@@ -99,13 +99,13 @@ mod tests {
 
     /// Tokens of 10 ms, and `cost` more by the period where replacements may begin: periods as they change.
     fn periods(n_tokens: u32, cost: impl Fn(u32) -> f64) -> Vec<u32> {
-        let mut pace = Pace::auto();
-        let mut periods = vec![pace.period()];
+        let mut turns = Turns::auto();
+        let mut periods = vec![turns.period()];
         for _ in 0..n_tokens {
-            let slower = if pace.is_paused() { 0.0 } else { cost(pace.period()) };
-            pace.end_token(0.01 * (1.0 + slower));
-            if periods.last() != Some(&pace.period()) {
-                periods.push(pace.period());
+            let slower = if turns.is_paused() { 0.0 } else { cost(turns.period()) };
+            turns.end_token(0.01 * (1.0 + slower));
+            if periods.last() != Some(&turns.period()) {
+                periods.push(turns.period());
             }
         }
         periods
@@ -124,29 +124,29 @@ mod tests {
 
     #[test]
     fn what_changes_steadily_is_no_ones_fault() {
-        let mut pace = Pace::auto();
+        let mut turns = Turns::auto();
         for token in 0..64 {
-            pace.end_token(1.0 + f64::from(token) * 0.01);
+            turns.end_token(1.0 + f64::from(token) * 0.01);
         }
-        assert_eq!(pace.period(), 32);
-        assert!(!pace.is_paused() || pace.search.is_some());
+        assert_eq!(turns.period(), 32);
+        assert!(!turns.is_paused() || turns.search.is_some());
     }
 
     #[test]
     fn a_fixed_pace_stays() {
-        let mut pace = Pace::fixed(0);
-        assert_eq!((pace.period(), pace.is_paused()), (1, false));
-        (0..1000).for_each(|token| pace.end_token(f64::from(token)));
-        assert_eq!((pace.period(), pace.is_paused()), (1, false));
+        let mut turns = Turns::fixed(0);
+        assert_eq!((turns.period(), turns.is_paused()), (1, false));
+        (0..1000).for_each(|token| turns.end_token(f64::from(token)));
+        assert_eq!((turns.period(), turns.is_paused()), (1, false));
     }
 
     #[test]
     fn times_that_are_none_are_not_measured() {
-        let mut pace = Pace::auto();
+        let mut turns = Turns::auto();
         for seconds in [f64::NAN, f64::INFINITY, -1.0] {
-            pace.end_token(seconds);
+            turns.end_token(seconds);
         }
-        let trial = pace.search.map(|search| search.state);
+        let trial = turns.search.map(|search| search.state);
         assert!(matches!(trial, Some(State::Trial(trial)) if trial == Trial::new(WINDOWS)));
     }
 }
