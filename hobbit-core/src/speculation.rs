@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::load::prefetch::{Governor, GovernorReport};
 use crate::route::DECODE_TOKENS_MAX;
-use crate::trial::{Windows, is_measured};
+use crate::trial::{FadingMean, Windows, is_measured};
 use crate::units::Percent;
 
 /// Tokens over which a loss is bounded.
@@ -108,13 +108,6 @@ impl fmt::Display for GateReport {
     }
 }
 
-/// A mean in which old values fade by half-lives. Unlike [`RunningMean`](crate::load::balance::RunningMean) it takes 0.
-#[derive(Clone, Copy, Debug, Default)]
-struct FadingMean {
-    mean: f64,
-    weight: f64,
-}
-
 impl FadingMean {
     /// Adds a value, limited to four times the mean: a single hiccup says little about the next step.
     fn add(&mut self, value: f64, half_life: f64) {
@@ -123,8 +116,8 @@ impl FadingMean {
     }
 
     fn add_whole(&mut self, value: f64, half_life: f64) {
-        self.weight = self.weight * f64::exp2(-1.0 / half_life) + 1.0;
-        self.mean += (value - self.mean) / self.weight;
+        self.fade(f64::exp2(-1.0 / half_life));
+        self.take(value, 1.0);
     }
 }
 
@@ -302,7 +295,7 @@ impl Gate {
             }
         }
         let width = (n_sequences + n_drafted) as usize;
-        self.times.iter_mut().for_each(|recent| recent.weight *= f64::exp2(-1.0 / AGE_HALF_LIFE));
+        self.times.iter_mut().for_each(|recent| recent.fade(f64::exp2(-1.0 / AGE_HALF_LIFE)));
         if let Some(recent) = self.times.get_mut(width).filter(|_| is_measured(step.seconds)) {
             let seconds = step.seconds - step.wait();
             if n_drafted == 0 || self.pace.weight <= 0.0 {

@@ -9,7 +9,7 @@ pub(crate) fn is_measured(seconds: f64) -> bool {
 /// A trial's windows. Lengths are in tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Windows {
-    /// The setting of each window, there and back: steady changes, such as a cache that fills, affect all settings alike.
+    /// Setting of each window, there and back: steady changes, such as a cache that fills, affect all settings alike.
     pub(crate) settings: &'static [usize],
     pub(crate) measured: u32,
     /// Tokens at the start of each window that are not measured: the window before has filled the cache.
@@ -42,8 +42,8 @@ impl Trial {
 
     /// The setting of the running token.
     pub(crate) fn setting(&self) -> usize {
-        let Windows { settings, .. } = self.windows;
-        settings[(self.token / self.windows.tokens()) as usize % settings.len()]
+        let window = self.token / self.windows.tokens();
+        self.windows.settings[window as usize % self.windows.settings.len()]
     }
 
     /// Something else ran: the next tokens are not measured.
@@ -93,5 +93,25 @@ impl Mean {
     pub(crate) fn variance(&self) -> f64 {
         let n = f64::from(self.n);
         if self.n > 1 { self.squares / (n - 1.0) / n } else { 0.0 }
+    }
+}
+
+/// A weighted mean in which old values fade.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct FadingMean {
+    pub(crate) mean: f64,
+    /// 0: there is none yet.
+    pub(crate) weight: f64,
+}
+
+impl FadingMean {
+    /// Earlier values keep this part of their weight.
+    pub(crate) fn fade(&mut self, part: f64) {
+        self.weight *= part;
+    }
+
+    pub(crate) fn take(&mut self, value: f64, weight: f64) {
+        self.weight += weight;
+        self.mean += weight / self.weight * (value - self.mean);
     }
 }

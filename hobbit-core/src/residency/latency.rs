@@ -15,7 +15,7 @@
 
 use crate::options::Knob;
 use crate::stats::{LatencyReport, LatencyStep};
-use crate::trial::{Mean, Trial, Windows};
+use crate::trial::{FadingMean, Mean, Trial, Windows};
 
 // Lengths are in tokens.
 
@@ -42,7 +42,7 @@ pub struct Latency {
     step: usize,
     state: State,
     /// The last measured time of tokens with each strength.
-    known: Vec<Option<Measured>>,
+    known: Vec<FadingMean>,
     /// Tokens of the next rest.
     rest: u32,
     /// The last trial would have gone one step down.
@@ -64,22 +64,6 @@ enum State {
     Rest { left: u32, token: u32, took: Mean },
 }
 
-/// Mean time of tokens with a strength, and its weight in tokens; every trial halves the weight of earlier ones.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Measured {
-    seconds: f64,
-    weight: f64,
-}
-
-impl Measured {
-    /// With what more tokens took.
-    fn with(self, mean: &Mean) -> Self {
-        let n = f64::from(mean.n);
-        let weight = self.weight + n;
-        Self { seconds: (self.seconds * self.weight + mean.seconds * n) / weight, weight }
-    }
-}
-
 /// Weight of earlier measurements after a change that was not tried.
 const STALE: f64 = 0.125;
 
@@ -90,7 +74,7 @@ impl Latency {
         let top = N - 1;
         Self {
             target_seconds,
-            known: vec![None; N],
+            known: vec![FadingMean::default(); N],
             knob,
             ladder: ladder.to_vec(),
             step: 0,
@@ -169,7 +153,7 @@ impl Latency {
         let is_clear = is_slow && self.was_slow;
         self.was_slow = is_slow && !is_clear;
         if is_clear && self.step + 1 < self.ladder.len() {
-            self.known.iter_mut().flatten().for_each(|measured| measured.weight *= STALE);
+            self.known.iter_mut().for_each(|known| known.fade(STALE));
             self.step += 1;
             self.rest = REST_TOKENS;
             self.would_lower = false;
@@ -183,9 +167,10 @@ impl Latency {
 
     /// Adds the time of more tokens with a strength; earlier ones count for this much less.
     fn learn(&mut self, strength: usize, mean: &Mean, keeps: f64) {
-        let known = self.known[strength].unwrap_or(Measured { seconds: 0.0, weight: 0.0 });
-        let known = Measured { weight: known.weight * keeps, ..known };
-        self.known[strength] = (mean.n > 0).then(|| known.with(mean)).or(self.known[strength]);
+        if mean.n > 0 {
+            self.known[strength].fade(keeps);
+            self.known[strength].take(mean.seconds, mean.n.into());
+        }
     }
 
     /// The user is to know when a target gets out of reach.
@@ -197,7 +182,7 @@ impl Latency {
 
     /// A trial is over: what tokens took with the strengths it tried.
     fn judge(&mut self, tried: impl Iterator<Item = (usize, Mean)>) {
-        self.known.iter_mut().flatten().for_each(|measured| measured.weight /= 2.0);
+        self.known.iter_mut().for_each(|known| known.fade(0.5));
         for (strength, mean) in tried {
             self.learn(strength, &mean, 1.0);
         }
@@ -221,7 +206,7 @@ impl Latency {
 
     /// Time of a token with a strength, by the curve through all measurements; `None` without any.
     fn seconds(&self, strength: usize) -> Option<f64> {
-        let points = self.known.iter().zip(0usize..).filter_map(|(known, at)| Some((at, (*known)?)));
+        let points = (0..).zip(self.known.iter().copied()).filter(|(_, known)| known.weight > 0.0);
         let curve = never_rising(points);
         let next = curve.partition_point(|(at, _)| *at < strength);
         let (after, before) = (curve.get(next).or(curve.last())?, curve.get(next.saturating_sub(1))?);
@@ -244,10 +229,7 @@ impl Latency {
     }
 
     pub fn report(&self) -> LatencyReport {
-        let measured = self.ladder.iter().zip(&self.known);
-        let step = |(&strength, known): (&f32, &Option<Measured>)| {
-            known.map(|Measured { seconds, .. }| LatencyStep { strength, seconds })
-        };
+        let measured = self.ladder.iter().zip(&self.known).filter(|(_, known)| known.weight > 0.0);
         LatencyReport {
             target_seconds: self.target_seconds,
             knob: self.knob,
@@ -257,7 +239,7 @@ impl Latency {
             is_reachable: self.is_reachable(),
             least_seconds: self.seconds(self.ladder.len() - 1),
             trials: self.trials,
-            measured: measured.filter_map(step).collect(),
+            measured: measured.map(|(&strength, known)| LatencyStep { strength, seconds: known.mean }).collect(),
         }
     }
 }
@@ -269,22 +251,20 @@ impl State {
 }
 
 /// The curve that never rises and is nearest to these points (pool adjacent violators), ascending by position.
-fn never_rising(points: impl Iterator<Item = (usize, Measured)>) -> Vec<(usize, f64)> {
+fn never_rising(points: impl Iterator<Item = (usize, FadingMean)>) -> Vec<(usize, f64)> {
     // Each with the positions that share it.
-    let mut blocks: Vec<(Vec<usize>, Measured)> = Vec::new();
+    let mut blocks: Vec<(Vec<usize>, FadingMean)> = Vec::new();
     for (at, point) in points {
         blocks.push((vec![at], point));
         while let [.., (_, before), (_, last)] = &blocks[..]
-            && last.seconds > before.seconds
+            && last.mean > before.mean
             && let (Some((positions, last)), Some((others, before))) = (blocks.pop(), blocks.last_mut())
         {
-            let weight = before.weight + last.weight;
-            before.seconds = (before.seconds * before.weight + last.seconds * last.weight) / weight;
-            before.weight = weight;
+            before.take(last.mean, last.weight);
             others.extend(positions);
         }
     }
-    blocks.iter().flat_map(|(positions, point)| positions.iter().map(|&at| (at, point.seconds))).collect()
+    blocks.iter().flat_map(|(positions, point)| positions.iter().map(|&at| (at, point.mean))).collect()
 }
 
 #[cfg(test)]

@@ -38,6 +38,8 @@ pub use probe::Balancer;
 
 use smart_default::SmartDefault;
 
+use crate::trial::FadingMean;
+
 /// A selected expert without a copy in device memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Miss {
@@ -177,10 +179,7 @@ impl Load {
 /// The first samples count evenly (the mean of `n` samples moves by `1 / (n + 1)`) until a sample's weight has fallen
 /// to [`RunningMean::WEIGHT_MIN`]; a seed counts as one sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct RunningMean {
-    /// Value, and how many samples it stands for.
-    mean: Option<(f64, u32)>,
-}
+pub struct RunningMean(FadingMean);
 
 impl RunningMean {
     /// Weight of a sample in a long series: half of the past is forgotten after five.
@@ -200,26 +199,19 @@ impl RunningMean {
         if !(sample > 0.0 && sample.is_finite()) {
             return;
         }
-        self.mean = Some(match self.mean {
-            None => (sample, 1),
-            Some((mean, n)) => {
-                let sample = sample.clamp(mean / Self::OUTLIER, mean * Self::OUTLIER);
-                let weight = (1.0 / (f64::from(n) + 1.0)).max(Self::WEIGHT_MIN);
-                (mean + weight * (sample - mean), n.saturating_add(1))
-            }
-        });
+        let sample = self.get().map_or(sample, |mean| sample.clamp(mean / Self::OUTLIER, mean * Self::OUTLIER));
+        self.0.weight = self.0.weight.min(1.0 / Self::WEIGHT_MIN - 1.0);
+        self.0.take(sample, 1.0);
     }
 
     /// Lets the past count as one sample.
     pub fn age(&mut self) {
-        if let Some((_, n)) = &mut self.mean {
-            *n = 1;
-        }
+        self.0.weight = self.0.weight.min(1.0);
     }
 
     /// The mean; `None` before the first sample.
     pub fn get(&self) -> Option<f64> {
-        self.mean.map(|(mean, _)| mean)
+        (self.0.weight > 0.0).then_some(self.0.mean)
     }
 }
 

@@ -83,8 +83,8 @@ pub struct GovernorReport {
 
 /// Switches a setting on and off.
 ///
-/// It is off at first. A trial compares four windows, two of them on. Tokens that are off make no predictions, so what predictions
-/// cost is a part of what is compared. Trials add up, later ones weighing more, until the difference is clear. If
+/// It is off at first. A trial compares four windows. Tokens that are off make no predictions, so what predictions cost
+/// is a part of what is compared. Trials add up, later ones weighing more, until the difference is clear. If
 /// tokens are clearly faster with the setting it is on, if clearly slower off, and otherwise it stays as before.
 ///
 /// The next trial comes after a rest that is long enough for what the worse setting lost in the trial to be at most

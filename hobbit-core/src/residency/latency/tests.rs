@@ -81,7 +81,7 @@ fn what_drifts_steadily_misleads_nobody() {
     for token in 0..120 {
         latency.end_token(1.0 + f64::from(token) / 240.0);
     }
-    let known: Vec<f64> = latency.known.iter().flatten().map(|measured| measured.seconds).collect();
+    let known: Vec<f64> = latency.known.iter().filter(|known| known.weight > 0.0).map(|known| known.mean).collect();
     assert!(known.iter().all(|seconds| (seconds - known[0]).abs() < 0.01), "{known:?}");
 }
 
@@ -144,7 +144,7 @@ fn times_that_are_none_do_not_count() {
 
 #[test]
 fn the_curve_never_rises_and_is_nearest() {
-    let measured = |seconds, weight| Measured { seconds, weight };
+    let measured = |mean, weight| FadingMean { mean, weight };
     let points = [(0, measured(4.0, 1.0)), (2, measured(1.0, 1.0)), (3, measured(3.0, 3.0)), (6, measured(2.0, 1.0))];
     assert_eq!(never_rising(points.into_iter()), [(0, 4.0), (2, 2.5), (3, 2.5), (6, 2.0)]);
     assert_eq!(never_rising([].into_iter()), []);
