@@ -152,7 +152,7 @@ pub struct RouteOptions {
 /// A metadata value that replaces the model file's: `KEY=TYPE:VALUE`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KvOverride {
-    /// Metadata key, at most [`KvOverride::KEY_BYTES_MAX`] bytes.
+    /// Metadata key, at most `KvOverride::KEY_BYTES_MAX` bytes.
     pub key: String,
     pub value: KvValue,
 }
@@ -162,7 +162,7 @@ pub enum KvValue {
     Int(i64),
     Float(f64),
     Bool(bool),
-    /// `str:`, at most [`KvOverride::KEY_BYTES_MAX`] bytes.
+    /// `str:`, at most `KvOverride::KEY_BYTES_MAX` bytes.
     Str(String),
 }
 

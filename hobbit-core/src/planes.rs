@@ -14,7 +14,7 @@
 //! Since `d q = 16 d (u >> 4) + d (u & 15) - 128 d`, and `u & 15` is 7.5 in the middle, the high plane is a Q4_1 block
 //! of scale `16 d` and minimum `-120.5 d`: no weight is further from the Q8_0 one than half a step of its own, `8 d`.
 //! `16 d` is exact, so that `d` comes back from an expanded block ([`complete()`]); the minimum is rounded to f16. Both
-//! are finite for scales up to [`SCALE_MAX_BITS`]; real ones are below 1.
+//! are finite for scales up to `SCALE_MAX_BITS`; real ones are below 1.
 //!
 //! Pure, and plain loops over blocks that the compiler makes vectors of.
 

@@ -110,7 +110,7 @@ impl Cache {
         })
     }
 
-    /// As [`Cache::acquire_upgrade`], for a version that nothing waits for. It evicts only if it has at least about two
+    /// As `Cache::acquire_upgrade`, for a version that nothing waits for. It evicts only if it has at least about two
     /// recent uses, and 1.5 times as many as its victim, which is not shielded.
     ///
     /// # Panics

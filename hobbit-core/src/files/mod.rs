@@ -2,7 +2,7 @@
 //!
 //! * [`outputs`]: no file that the run reads, and none of another kind, is overwritten;
 //! * [`mod@replace`]: files are written whole or not at all;
-//! * [`sole`]: one process writes a partial file;
+//! * `sole`: one process writes a partial file;
 //! * [`read`]: files are read up to a limit;
 //! * [`FileState`]: a replaced or changed file is noticed.
 //!

@@ -7,7 +7,7 @@
 //!
 //! [`crate::plan`] divides the memory, as in the engine; llama.cpp's other memory is estimated. Routes with the
 //! expected locality are drawn and replayed through [`crate::sim`], so that reads and products overlap as they do in
-//! the engine. No I/O: a machine is a few numbers ([`Host`]). The simulation is bounded ([`USES_SIMULATED`]), whatever
+//! the engine. No I/O: a machine is a few numbers ([`Host`]). The simulation is bounded (`USES_SIMULATED`), whatever
 //! a header claims.
 //!
 //! Time of a token: weights by memory bandwidth (or by the measured speed of products of their type),

@@ -121,7 +121,7 @@ impl Metadata {
         self.entry(key)?.array_len
     }
 
-    /// An array of non-negative integers of at most [`ARRAY_VALUES_MAX`] elements.
+    /// An array of non-negative integers of at most `ARRAY_VALUES_MAX` elements.
     pub fn get_u64_arr(&self, key: &str) -> Option<Vec<u64>> {
         let Decoded::Integers(values) = self.values.get(key)? else { return None };
         Some(values.clone())

@@ -37,7 +37,7 @@ pub struct PrecisionOptions {
     /// Scale a token's remaining router weights up when an expert is skipped.
     pub renormalise: bool,
     /// Share of a layer's active experts read in low precision in prompt batches, `0.0..=1.0`: least popular first, but
-    /// no token's first expert. `None`: [`PrecisionOptions::PREFILL_LOW`], but none if T1 is 1.
+    /// no token's first expert. `None`: `PrecisionOptions::PREFILL_LOW`, but none if T1 is 1.
     pub prefill_low: Option<f32>,
     /// Replace often used low versions by high ones while the disk is idle.
     #[default(true)]
@@ -111,7 +111,7 @@ pub enum Prefetch {
     #[default]
     Auto,
     On,
-    /// Every guess, by the rule of the predictor's paper ([`PrefetchRule::of_paper`]): none is judged for its worth.
+    /// Every guess, by the rule of the predictor's paper (`PrefetchRule::of_paper`): none is judged for its worth.
     All,
     /// Never. Predictions are still made and judged.
     Off,

@@ -2,7 +2,7 @@
 //!
 //! A quantised row is `4 + n_vocab` words of 16 bits, rounded up to an even number: the bits of two `f32`, `scale` and
 //! `minimum`, low word first, then one word for each token of the vocabulary, its log-probability being
-//! `scale * word + minimum`. Logits more than [`DEPTH`] nats below the largest are all kept as the minimum.
+//! `scale * word + minimum`. Logits more than `DEPTH` nats below the largest are all kept as the minimum.
 
 use crate::options::Token;
 

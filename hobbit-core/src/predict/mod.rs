@@ -9,7 +9,7 @@
 //! |---|---|---|---|
 //! | [`Gates::stacked`] | HOBBIT, 3.3 | scores: the k best | 1..=p |
 //! | [`Gates::cross_layer`] | Fate, 4.2 | scores: all above the 75th percentile | 1 |
-//! | [`PathPredictor`] | EdgeMoE, III-C1 | the experts of the two layers before, in a [`PathTable`] | 1 |
+//! | `PathPredictor` | EdgeMoE, III-C1 | the experts of the two layers before, in a [`PathTable`] | 1 |
 //! | [`Oracle`] | | the future (simulator only) | any |
 //!
 //! Each token of a decode batch has a predictor of its own ([`Lanes`]). Predictors do not see a prompt's tokens:

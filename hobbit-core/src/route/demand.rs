@@ -31,7 +31,7 @@ pub struct Thresholds {
 pub struct ThresholdError(String);
 
 impl Default for Thresholds {
-    /// [`Thresholds::MIXTRAL`].
+    /// `Thresholds::MIXTRAL`.
     fn default() -> Self {
         Self::MIXTRAL
     }

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! [`Routing`] regroups the router's ids by expert. [`Thresholds`] demand high precision, low precision or nothing of
-//! each expert of a token. [`merge`] and [`lower_least_popular`] turn the demands of a batch's tokens into one
+//! each expert of a token. [`merge`] and `lower_least_popular` turn the demands of a batch's tokens into one
 //! [`Demand`] per expert, and [`resolve()`] answers it with what is in memory; [`Rates`] give the cost of what is not.
 //! [`renormalise()`] makes up for skipped experts, and [`fit()`] chooses the thresholds. Before all of that,
 //! [`reroute()`] may replace experts by others that are in memory.

@@ -84,7 +84,7 @@ pub enum PredictedBy {
     Predictor(PredictorKind),
     Oracle,
     /// The future, known in part: each expert is found with this probability in percent; for one that is not found,
-    /// another is named ([`crate::trace::foretell`]).
+    /// another is named (`trace::foretell`).
     Partly(u8),
 }
 
@@ -93,7 +93,7 @@ pub struct Prefetch {
     /// Layers to look ahead, from 1: up to the first one that lacks an expert (HOBBIT's p).
     #[default(2)]
     pub distance_max: u8,
-    /// Which predicted experts that are missing are read: [`PrefetchRule::Timed`], or [`PrefetchRule::of_paper`].
+    /// Which predicted experts that are missing are read: [`PrefetchRule::Timed`], or `PrefetchRule::of_paper`.
     pub rule: PrefetchRule,
     /// Whether trials decide when it is on, by virtual time. Predictions take none.
     pub tries: bool,

@@ -40,7 +40,7 @@ unsafe impl Sync for SlotPtr {}
 /// Asks for the bytes of `extent` at `dst + lead`.
 ///
 /// The bytes of the slot outside `[lead, lead + extent.len)` may be overwritten too: a direct read covers whole
-/// blocks. With `lead ==` [`super::lead_of`]`(extent)`, `dst` page-aligned and `capacity >=`
+/// blocks. With `lead == lead_of(extent)`, `dst` page-aligned and `capacity >=`
 /// [`super::slot_stride`]`(extent.len)`, no engine copies a byte; any other lead costs a copy.
 ///
 /// Each part of bit planes or rearranged rows has its own destination; `lead` is unused then.

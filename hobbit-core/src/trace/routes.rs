@@ -184,7 +184,7 @@ impl Walk {
         self.tokens().flat_map(of_token).collect()
     }
 
-    /// Scores of several layers for each of the ubatch's tokens, from a predictor with this walk's [recall](foretell).
+    /// Scores of several layers for each of the ubatch's tokens, from a predictor with this walk's recall.
     pub fn predicted(&self, layers: &[u16]) -> Vec<Vec<(u16, Vec<f32>)>> {
         let of_layer = |token: usize, layer: u16| {
             let of_layer = self.layer(layer)?;

@@ -177,7 +177,7 @@ impl Load {
 /// An exponentially weighted running mean that one outlier cannot carry away.
 ///
 /// The first samples count evenly (the mean of `n` samples moves by `1 / (n + 1)`) until a sample's weight has fallen
-/// to [`RunningMean::WEIGHT_MIN`]; a seed counts as one sample.
+/// to `RunningMean::WEIGHT_MIN`; a seed counts as one sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RunningMean(FadingMean);
 

@@ -5,9 +5,9 @@ use super::{Costs, HelperMode, Miss, RunningMean, Split, best_cut, cut, load_of,
 /// [`split`] over many steps, with costs that follow the machine.
 ///
 /// If one side has had no work for a while, one expert goes there against the model's advice. Such a probe
-/// * comes at most every [`Balancer::STEPS_MIN`] steps at first; each one that confirms the estimate doubles that, up
+/// * comes at most every `Balancer::STEPS_MIN` steps at first; each one that confirms the estimate doubles that, up
 ///   to [`Balancer::STEPS_MAX`], and one that contradicts it starts again;
-/// * waits until the time that it will cost by the model is at most [`Balancer::SHARE`] of the time that steps have
+/// * waits until the time that it will cost by the model is at most `Balancer::SHARE` of the time that steps have
 ///   taken since the last one, so that all probes together stay below that share;
 /// * is one expert: the least important miss in host memory for the CPU, the most important one for the link.
 ///

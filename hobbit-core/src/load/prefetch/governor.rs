@@ -178,7 +178,7 @@ impl Governor {
         }
     }
 
-    /// A decode batch of `n_tokens` is over; otherwise as [`Governor::end_token`].
+    /// A decode batch of `n_tokens` is over; otherwise as `Governor::end_token`.
     pub fn end_batch(&mut self, n_tokens: u32, seconds: f64, waited: f64) {
         let is_trial = matches!(self.state, State::Trial(_));
         let is_alike = !is_trial || *self.width.get_or_insert(n_tokens) == n_tokens;
