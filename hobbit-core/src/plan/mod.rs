@@ -10,6 +10,9 @@
 //! Where experts have low-precision versions, these get a share of the cache ([`PlanInput::low_share`]), though no more
 //! than all of them need; and none where all high versions fit.
 //!
+//! [`Setup`] takes all of this from a catalog of versions and the options of a session: the versions that get slots, and
+//! the memory that can be lent.
+//!
 //! [`DevicePlan`] divides a device's memory in the same way; [`layer_devices`] assigns layers to devices.
 //!
 //! The margin covers memory that cannot be counted (page tables, allocator slack, the kernel's own): 1 % of a given
@@ -26,9 +29,11 @@ mod device;
 mod layers;
 mod limits;
 mod pools;
+mod setup;
 mod size;
 #[cfg(test)]
 mod tests;
+mod versions;
 
 pub use choices::{CONTEXT_TOKENS_MIN, Needs, RepackInput, Room, RunMode, context_tokens};
 pub use device::{DevicePlan, DevicePlanInput, divide_wanted};
@@ -36,7 +41,9 @@ pub use layers::layer_devices;
 pub(crate) use limits::kib_field;
 pub use limits::{BudgetSource, CgroupMemory, MemoryLimits};
 pub use pools::{PoolPlan, PoolSpec, StagingWish};
+pub use setup::{DeviceExperts, Setup, SetupError, SetupInput};
 pub use size::{Budget, ExpertCache, LowShare, SizeError};
+pub use versions::{LayerDivision, Pool, cache_of, pool_specs, pools_of, staging_of, types_of};
 
 use crate::expert::Precision;
 use crate::route::DECODE_TOKENS_MAX;

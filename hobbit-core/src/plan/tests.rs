@@ -1,6 +1,7 @@
 //! Plans as tables, and properties of every plan.
 
 mod device;
+mod setup;
 
 use super::pools::LOW_SHARE_AUTO_PERCENT;
 use super::*;

@@ -7,7 +7,7 @@ use hobbit_core::files::OutputError;
 use hobbit_core::gguf::adapter::AdapterError;
 use hobbit_core::gguf::{GgufError, LowMismatch, RecodeError};
 use hobbit_core::pack::{PackError, TypeChoiceError};
-use hobbit_core::plan::PlanError;
+use hobbit_core::plan::{PlanError, SetupError};
 use hobbit_core::profile::{LossBoundError, ProfileError, VirtualPlanError};
 use hobbit_core::route::ThresholdError;
 use hobbit_core::store::StoreError;
@@ -75,9 +75,14 @@ pub enum OpenError {
     WarmUp(#[from] EvalError),
 }
 
-impl From<LossBoundError> for OpenError {
-    fn from(error: LossBoundError) -> Self {
-        Self::LossBound(Box::new(error))
+impl From<SetupError> for OpenError {
+    fn from(error: SetupError) -> Self {
+        match error {
+            SetupError::Plan(error) => Self::Plan(error),
+            SetupError::VirtualPlan(error) => Self::VirtualPlan(error),
+            SetupError::LossBound(error) => Self::LossBound(error),
+            SetupError::NoRoomForVirtual => Self::Routing(error.to_string()),
+        }
     }
 }
 

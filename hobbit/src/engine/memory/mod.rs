@@ -1,11 +1,8 @@
-//! Memory for experts: the host's slots and the devices' tiers, their pools, and reads into them.
-
 pub(crate) mod contention;
 pub(crate) mod device_tier;
 pub(crate) mod gates;
 pub(crate) mod host_reads;
 pub(crate) mod pinned;
-pub(crate) mod pools;
 pub(crate) mod recorder;
 pub(crate) mod state_file;
 pub(crate) mod tiers;

@@ -19,7 +19,6 @@ use crate::engine::ggml::log;
 use crate::engine::ggml::raw::RawModel;
 use crate::engine::ggml::vocabulary::Pieces;
 use crate::engine::memory::host_reads::Host;
-use crate::engine::memory::pools::Division;
 use crate::engine::model::needs::HeaderNeeds;
 use crate::engine::model::placement::DeviceLayers;
 use crate::engine::seam::experts::Experts;
@@ -29,7 +28,7 @@ use hobbit_core::expert::{ExpertId, Precision};
 use hobbit_core::gguf::{Catalog, Gguf};
 use hobbit_core::load::prefetch::PrefetchCounters;
 use hobbit_core::options::{Idle, ModelOptions, RoutingOptions};
-use hobbit_core::plan::{ExpertCache, RunMode};
+use hobbit_core::plan::{ExpertCache, LayerDivision, RunMode};
 use hobbit_core::predict::{PathTable, PredictShape, PredictorKind};
 use hobbit_core::profile::{LayerNorms, VirtualPlan};
 use hobbit_core::residency::Precisions;
@@ -174,10 +173,7 @@ impl Model {
     /// Changes the rerouting of tokens away from missing experts, for every session of the model, starting with the
     /// next evaluation. Requires a session, and a model that was opened with some rerouting.
     pub fn set_routing(&self, routing: &RoutingOptions) {
-        self.with_host(|host| {
-            (host.rerouting, host.reroutes_prompts, host.precisions.drop) =
-                (routing.rerouting(), routing.prompts, routing.drop);
-        });
+        self.with_host(|host| set_up::reroute(host, routing));
     }
 
     /// Forces low precision for these experts, where they have a low version; replaces the previous list. Requires
@@ -333,9 +329,12 @@ impl Model {
     }
 
     /// The division of slots among layers.
-    pub(crate) fn division(&self) -> Division<'_> {
-        Division {
-            caching: &self.shared.options.caching,
+    pub(crate) fn division(&self) -> LayerDivision<'_> {
+        let caching = &self.shared.options.caching;
+        LayerDivision {
+            policy: caching.policy,
+            weights: caching.weights,
+            slots: caching.slots,
             all: &self.shared.catalog,
             virtual_plan: self.shared.virtual_plan.as_ref(),
             n_expert_used: self.info().n_expert_used,

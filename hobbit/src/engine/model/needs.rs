@@ -9,7 +9,6 @@ use crate::engine::ggml::memory_use::{MemoryUse, trim_heap};
 use crate::engine::ggml::params::{NEVER_INTERRUPTED, context_params, kv_overrides};
 use crate::engine::ggml::raw::{RawContext, RawModel};
 use crate::engine::memory::gates;
-use crate::engine::memory::pools::pools_of;
 use crate::engine::model::placement::Placement;
 use crate::engine::source::adapters::{CheckedAdapters, graph_bytes};
 use crate::engine::source::cookie_stream::CookieStream;
@@ -19,8 +18,8 @@ use hobbit_core::gguf::adapter::LoraSummary;
 use hobbit_core::gguf::{Catalog, ExpertMap, Gguf};
 use hobbit_core::options::{KvType, ModelOptions, Repack, SessionOptions, VirtualExperts};
 use hobbit_core::plan::{
-    CONTEXT_TOKENS_MIN, ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, Needs, PlanError, PlanInput, PoolSpec,
-    RunMode, StagingWish,
+    CONTEXT_TOKENS_MIN, ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, Needs, PlanError, PlanInput, RunMode,
+    pool_specs, pools_of, staging_of,
 };
 use hobbit_core::predict::PredictorKind;
 use hobbit_core::stats::rss_bytes;
@@ -86,8 +85,7 @@ impl HeaderNeeds {
         if model.is_exact {
             catalog.drop_low();
         }
-        let pools = if is_seam { pools_of(&catalog) } else { Vec::new() };
-        let pools: Vec<PoolSpec> = pools.iter().map(|pool| pool.spec(&catalog)).collect();
+        let pools = if is_seam { pool_specs(&pools_of(&catalog), &catalog) } else { Vec::new() };
         let experts = map.layers.iter().filter(|layer| placement.is_on_host(layer.layer.into()));
         let experts = experts.fold(0, |sum: u64, layer| sum.saturating_add(layer.bytes()));
         // On devices the embeddings are not counted.
@@ -254,13 +252,6 @@ fn host_bytes(gguf: &Gguf, placement: &Placement, options: &ModelOptions) -> u64
     };
     let there = gguf.tensors.iter().filter(|tensor| is_there(&tensor.name));
     there.fold(0, |sum, tensor| sum.saturating_add(tensor.extent.len))
-}
-
-/// Staging for experts of these shapes.
-pub(crate) fn staging_of(pools: &[PoolSpec], catalog: &Catalog) -> StagingWish {
-    let slice_bytes = pools.iter().map(|pool| pool.slice_stride_max).max().unwrap_or(0);
-    let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(0);
-    StagingWish::of(slice_bytes, n_kinds)
 }
 
 /// Bytes for the policy's tables and for copies of routers, which scores and prediction need.

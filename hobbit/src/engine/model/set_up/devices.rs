@@ -5,14 +5,16 @@ use crate::engine::ggml;
 use crate::engine::ggml::log;
 use crate::engine::memory::device_tier::{Memory, Refused, Tier, staging_stride};
 use crate::engine::memory::pinned::Reach;
-use crate::engine::memory::pools::{Pool, cache_of, pools_of};
 use crate::engine::model::Model;
 use crate::engine::model::placement::DeviceLayers;
 use hobbit_core::expert::Precision;
 use hobbit_core::gguf::Catalog;
 use hobbit_core::load::balance::{Balancer, Costs, HelperMode};
 use hobbit_core::options::CpuHelper;
-use hobbit_core::plan::{DevicePlan, DevicePlanInput, ExpertCache, PoolSpec, StagingWish, divide_wanted};
+use hobbit_core::plan::{
+    DeviceExperts, DevicePlan, DevicePlanInput, ExpertCache, Pool, PoolSpec, StagingWish, cache_of, divide_wanted,
+    pools_of,
+};
 use hobbit_core::stats::DeviceReport;
 
 /// Staging size that keeps uploads in flight while a product runs, in bytes.
@@ -118,6 +120,18 @@ pub(super) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(
         tiers.push(tier);
     }
     Ok((tiers, all && !bytes.is_empty()))
+}
+
+/// What the host's memory depends on.
+pub(super) fn experts(tiers: &[Tier], hold_all: bool) -> DeviceExperts {
+    let copying = || tiers.iter().filter(|tier| tier.has_layers && !tier.is_unified());
+    DeviceExperts {
+        exist: !tiers.is_empty(),
+        have_layers: tiers.iter().any(|tier| tier.has_layers),
+        hold_all,
+        n_copied: copying().map(|tier| tier.report.experts).sum(),
+        n_slots: copying().map(|tier| tier.report.slots).sum(),
+    }
 }
 
 /// Reports on every device that holds layers, in order: from its tier, or with its experts on the CPU.

@@ -2,12 +2,12 @@
 
 use crate::engine::memory::device_tier::Tier;
 use crate::engine::model::Model;
+use crate::engine::model::set_up::Rules;
 use hobbit_core::cache::Cache;
 use hobbit_core::expert::{ExpertId, Precision, Version};
 use hobbit_core::gguf::{Catalog, LayerCatalog, VersionSource};
-use hobbit_core::options::{PrecisionMode, RoutingOptions};
-use hobbit_core::plan::MemoryPlan;
-use hobbit_core::profile::Here;
+use hobbit_core::options::PrecisionMode;
+use hobbit_core::plan::{MemoryPlan, types_of};
 use hobbit_core::residency::Precisions;
 use hobbit_core::stats::{LowReport, PrecisionReport, VersionsReport};
 use hobbit_core::trace;
@@ -15,7 +15,7 @@ use hobbit_core::trace;
 /// Report on precision for users, including the approximations of `routing`.
 pub(super) fn precision(
     model: &Model,
-    (precisions, routing): (&Precisions, &RoutingOptions),
+    (precisions, routing): &Rules,
     plan: &MemoryPlan,
     catalog: &Catalog,
     tiers: &[Tier],
@@ -60,45 +60,12 @@ pub(super) fn precision(
     }
 }
 
-/// Residency for a loss bound, by a plan of high versions alone: the share of experts that lie where products run, in
-/// the memory where it is smallest.
-pub(super) fn here(plan: &MemoryPlan, catalog: &Catalog, tiers: &[Tier]) -> Here {
-    let copying = || tiers.iter().filter(|tier| tier.has_layers && !tier.is_unified());
-    let (slots, experts) =
-        copying().fold((0, 0), |(slots, experts), tier| (slots + tier.report.slots, experts + tier.report.experts));
-    let on_devices = if experts > 0 { slots as f64 / experts as f64 } else { 1.0 };
-    let on_host = if experts < plan.n_experts { plan.cache_share() } else { 1.0 };
-    Here {
-        cache_share: on_host.min(on_devices),
-        high: types_of(catalog, Precision::High),
-        low: catalog.has_low().then(|| types_of(catalog, Precision::Low)),
-    }
-}
-
-/// The types of a precision's versions, the most frequent first: `q4_K/q6_K`.
-fn types_of(catalog: &Catalog, precision: Precision) -> String {
-    let mut counts: Vec<(&'static str, usize)> = Vec::new();
-    for layer in &catalog.layers {
-        for source in (0..layer.n_expert).filter_map(|index| layer.source(index, precision)) {
-            for slice in &catalog.classes[usize::from(source.class)].slices {
-                let name = slice.dtype.name();
-                match counts.iter_mut().find(|(known, _)| *known == name) {
-                    Some((_, count)) => *count += 1,
-                    None => counts.push((name, 1)),
-                }
-            }
-        }
-    }
-    counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-    counts.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("/")
-}
-
 /// Header of a trace.
 pub(super) fn trace_header(
     model: &Model,
     catalog: &Catalog,
     cache: &Cache,
-    (precisions, routing): (&Precisions, &RoutingOptions),
+    (precisions, routing): &Rules,
     cache_bytes: u64,
 ) -> trace::Header {
     let bytes = |layer: &LayerCatalog, precision| {

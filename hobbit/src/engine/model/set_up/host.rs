@@ -1,0 +1,96 @@
+//! Memory of the host's slots, and the store that fills it.
+
+use std::sync::Arc;
+
+use ggml_sys::llama::ggml_backend_dev_t;
+
+use crate::engine::error::OpenError;
+use crate::engine::ggml;
+use crate::engine::ggml::log;
+use crate::engine::memory::device_tier::Tier;
+use crate::engine::memory::pinned::{HostMemory, Reach};
+use crate::engine::model::Shared;
+use hobbit_core::options::DeviceOptions;
+use hobbit_core::plan::{MemoryLimits, Setup};
+use hobbit_core::store::{self, Choice, Store, choose, probe};
+
+/// Memory of each pool, and at last of staging.
+///
+/// # Errors
+/// [`OpenError::OutOfMemory`].
+pub(super) fn allocate(
+    setup: &Setup,
+    tiers: &mut [Tier],
+    options: &DeviceOptions,
+) -> Result<Vec<HostMemory>, OpenError> {
+    let host = HostSlots::of(tiers, options);
+    let staging = (setup.n_staging * setup.staging_stride(), setup.staging_stride());
+    let sizes = setup.pool_bytes().chain([staging]);
+    let mut memory = sizes.map(|(bytes, stride)| host.memory(bytes, stride)).collect::<Result<Vec<_>, _>>()?;
+    host.tell_of_refusal(&memory);
+    tiers.iter_mut().for_each(|tier| memory.iter_mut().for_each(|memory| tier.show(memory)));
+    Ok(memory)
+}
+
+/// Opens the store that reads best into `memory`, and says why it was chosen.
+///
+/// # Errors
+/// A file that cannot be opened.
+pub(super) fn open_store(
+    shared: &Shared,
+    setup: &Setup,
+    limits: &MemoryLimits,
+    memory: &mut [HostMemory],
+) -> Result<(Arc<dyn Store>, Choice), OpenError> {
+    let ours = setup.plan.budget - setup.plan.unused();
+    let conditions = store::Conditions {
+        expert_bytes: setup.catalog.stored_bytes().saturating_sub(setup.plan.expert_cache),
+        page_cache_bytes_available: limits.budget().map_or(0, |(bytes, _)| bytes.saturating_sub(ours)),
+        direct: shared.originals.iter().try_for_each(|file| match memory.iter_mut().find(|own| own.dev.is_some()) {
+            Some(own) => probe::direct_into(&file.path, &mut own.arena),
+            None => probe::direct(&file.path),
+        }),
+        io_uring: probe::io_uring(),
+    };
+    let choice = choose(shared.options.io, &conditions);
+    let mut store = store::open_originals(choice.kind, &shared.originals)?;
+    if let Some(wrap) = &shared.wrap_store {
+        store = wrap(store);
+    }
+    Ok((store, choice))
+}
+
+/// The device for which host slots are allocated, and how it reaches them; `None` for plain memory.
+struct HostSlots(Option<(ggml_backend_dev_t, Reach)>);
+
+impl HostSlots {
+    /// Selects the first device that reaches host memory better than by copying.
+    fn of(tiers: &[Tier], options: &DeviceOptions) -> Self {
+        let reach = |tier: &Tier| (tier.dev, Reach::of(tier.dev, options.unified));
+        // A device that computes in host memory cannot do without it.
+        let unified = tiers.iter().find(|tier| tier.is_unified());
+        let pins = |tier: &&Tier| options.pinned && reach(tier).1 == Reach::Pinned;
+        Self(unified.or_else(|| tiers.iter().find(pins)).map(reach))
+    }
+
+    /// Notifies the user of memory that could not be pinned: copies from it take a detour.
+    fn tell_of_refusal(&self, memory: &[HostMemory]) {
+        let Some((dev, Reach::Pinned)) = self.0 else { return };
+        let plain: u64 = memory.iter().filter(|memory| !memory.pinned).map(|memory| memory.arena.len() as u64).sum();
+        if plain > 0 {
+            let name = ggml::name(dev);
+            let mib = plain.div_ceil(1 << 20);
+            log::notice(format_args!(
+                "{name} cannot pin {mib} MiB of host memory: copies to it will be slower; a smaller expert cache may \
+                 help"
+            ));
+        }
+    }
+
+    fn memory(&self, bytes: usize, slot_bytes: usize) -> Result<HostMemory, OpenError> {
+        match self.0 {
+            Some((dev, reach)) => HostMemory::of(dev, reach, bytes, slot_bytes),
+            None => HostMemory::plain(bytes),
+        }
+    }
+}
