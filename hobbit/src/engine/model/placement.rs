@@ -119,21 +119,7 @@ impl Placement {
         let mut raw: Vec<llama::ggml_backend_dev_t> =
             if map.is_empty() { chosen } else { wrappers.iter().map(|wrapper| wrapper.raw).collect() };
         raw.push(ptr::null_mut());
-        let mut overrides = Overrides::default();
-        for pattern in tables.patterns() {
-            overrides.push(CString::new(pattern).expect("names of a header"), Device::get()?.buffer_type);
-        }
-        for layer in tables.resident_layers() {
-            let pattern = CString::new(format!(r"^blk\.{layer}\.{EXPERTS}")).expect("digits and constants");
-            // SAFETY: takes no arguments; the type lives as long as the process.
-            overrides.push(pattern, unsafe { llama::ggml_backend_cpu_buffer_type() });
-        }
-        for part in parts.iter().filter(|part| !part.experts.is_empty()) {
-            let layers: Vec<String> = part.experts.iter().map(u16::to_string).collect();
-            let pattern = format!(r"^blk\.({})\.{EXPERTS}", layers.join("|"));
-            overrides.push(CString::new(pattern).expect("digits and constants"), part.wrapper.buffer_type);
-        }
-        overrides.push(CString::new(format!(r"\.{EXPERTS}")).expect("a constant"), Device::get()?.buffer_type);
+        let mut overrides = overrides_of(&parts, tables)?;
         overrides.add(&options.device.override_tensors, &raw)?;
         let mut given = Overrides::default();
         given.add(&options.device.override_tensors, &raw)?;
@@ -163,6 +149,26 @@ impl Placement {
         params.tensor_split = self.tensor_split.as_ptr();
         params.tensor_buft_overrides = if with_experts { self.overrides.end() } else { self.given.end() };
     }
+}
+
+/// Our buffer types for experts, and for tables that stay in the files.
+fn overrides_of(parts: &[DeviceLayers], tables: &Tables) -> Result<Overrides, OpenError> {
+    let mut overrides = Overrides::default();
+    for pattern in tables.patterns() {
+        overrides.push(CString::new(pattern).expect("names of a header"), Device::get()?.buffer_type);
+    }
+    for layer in tables.resident_layers() {
+        let pattern = CString::new(format!(r"^blk\.{layer}\.{EXPERTS}")).expect("digits and constants");
+        // SAFETY: takes no arguments; the type lives as long as the process.
+        overrides.push(pattern, unsafe { llama::ggml_backend_cpu_buffer_type() });
+    }
+    for part in parts.iter().filter(|part| !part.experts.is_empty()) {
+        let layers: Vec<String> = part.experts.iter().map(u16::to_string).collect();
+        let pattern = format!(r"^blk\.({})\.{EXPERTS}", layers.join("|"));
+        overrides.push(CString::new(pattern).expect("digits and constants"), part.wrapper.buffer_type);
+    }
+    overrides.push(CString::new(format!(r"\.{EXPERTS}")).expect("a constant"), Device::get()?.buffer_type);
+    Ok(overrides)
 }
 
 /// Whether the options want a layer's experts computed on the device that holds the layer.

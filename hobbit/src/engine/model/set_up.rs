@@ -172,9 +172,9 @@ fn build(
     let of_prompts = cache_of(&setup.plan.pools);
     let layers = setup.catalog.layers.iter().map(|layer| layer.layer);
     let host_slots = CacheSlots::of("the host", &of_prompts, layers);
-    let slots = |id| (id, of_prompts.slots_of_share(id).len() as u32);
+    let slots = |id| (id, of_prompts.pools().slots_of_share(id).len() as u32);
     let (prompt_slots, cache) = match &setup.plan.decode {
-        Some(decode) => (of_prompts.shares().map(slots).collect(), cache_of(&decode.pools)),
+        Some(decode) => (of_prompts.pools().shares().map(slots).collect(), cache_of(&decode.pools)),
         None => (BTreeMap::new(), of_prompts),
     };
     // Devices need experts in the file's byte order, and combining two planes does, too.

@@ -114,51 +114,12 @@ impl Session {
         let written_to = originals.find_map(|original| original.check_unwritten().err());
         let failure = calling::take_failure().or(written_to.map(|error| error.to_string()));
         if code != 0 || failure.is_some() {
-            if let Some(memories) = experts.memories().as_mut().filter(|_| failure.is_some()) {
-                memories.host.memory.settle();
-            }
-            // -1: llama.cpp refused the batch and placed nothing.
-            let undone =
-                code == -1 || firsts.iter().all(|&(sequence, first)| self.cut(sequence, first.max(0) as usize));
-            if !undone {
-                // A partial batch that cannot be undone must not stay.
-                self.context.clear();
-                self.checkpoints.iter_mut().for_each(|own| own.truncate(0));
-                (self.n_past, self.n_prompt, self.pending) = (0, 0, None);
-                self.text.clear();
-                return Err(match failure {
-                    None if code == 2 => EvalError::Interrupted,
-                    failure => EvalError::ContextLost(failure.unwrap_or_else(|| format!("llama_decode: {code}"))),
-                });
-            }
-            return Err(match (failure, code) {
-                (Some(reason), _) => EvalError::Decode(reason),
-                (None, 2) => EvalError::Interrupted,
-                (None, 1) => self.context_full(),
-                (None, _) => {
-                    let logged = log::take_errors();
-                    EvalError::Decode(if thrown.is_empty() { format!("llama_decode: {code} {logged}") } else { thrown })
-                }
-            });
+            return Err(self.undo(code, failure, thrown, firsts));
         }
         self.follow(&batch, purpose);
         let with_follower = started.elapsed().as_secs_f64();
         let (after, busy_after) = self.counters();
-        let cost = PhaseStats {
-            tokens: u64::from(n_tokens),
-            seconds,
-            hits: after.hits - before.hits,
-            misses: after.misses - before.misses,
-            slices_loaded: after.slices_loaded - before.slices_loaded,
-            bytes_read: after.bytes_read - before.bytes_read,
-            io_busy_seconds: busy_after - busy_before,
-            io_wait_seconds: after.wait_seconds - before.wait_seconds,
-            used: after.used - before.used,
-            missed: after.missed - before.missed,
-            rerouted: after.rerouted - before.rerouted,
-            upgrades: after.upgrades - before.upgrades,
-            in_order: after.in_order - before.in_order,
-        };
+        let cost = cost_of(&before, &after, u64::from(n_tokens), (seconds, busy_after - busy_before));
         if let Some(speculator) = &mut self.speculator {
             let cost = PhaseStats { seconds: with_follower, ..cost };
             speculator.evaluated(phase, &cost, after.draft_misses - before.draft_misses);
@@ -179,6 +140,36 @@ impl Session {
         self.checked = true;
         self.is_current = true;
         Ok(())
+    }
+
+    /// Removes a failed batch's tokens; if that fails, the whole context. Returns the error for the caller.
+    fn undo(&mut self, code: i32, failure: Option<String>, thrown: String, firsts: &[(i32, i32)]) -> EvalError {
+        if let Some(memories) = self.model.shared.experts.memories().as_mut().filter(|_| failure.is_some()) {
+            memories.host.memory.settle();
+        }
+        // -1: llama.cpp refused the batch and placed nothing.
+        let undone = code == -1 || firsts.iter().all(|&(sequence, first)| self.cut(sequence, first.max(0) as usize));
+        if !undone {
+            // A partial batch that cannot be undone must not stay.
+            self.context.clear();
+            self.checkpoints.iter_mut().for_each(|own| own.truncate(0));
+            (self.n_past, self.n_prompt, self.pending) = (0, 0, None);
+            self.text.clear();
+            return match failure {
+                None if code == 2 => EvalError::Interrupted,
+                failure => EvalError::ContextLost(failure.unwrap_or_else(|| format!("llama_decode: {code}"))),
+            };
+        }
+        match (failure, code) {
+            (Some(reason), _) => EvalError::Decode(reason),
+            (None, 2) => EvalError::Interrupted,
+            (None, 1) => self.context_full(),
+            (None, _) if thrown.is_empty() => EvalError::Decode(format!("llama_decode: {code} {}", log::take_errors())),
+            (None, _) => {
+                log::take_errors();
+                EvalError::Decode(thrown)
+            }
+        }
     }
 
     /// Shows an evaluated batch to the drafter that reads its hidden states. The text does not depend on it: after a
@@ -206,6 +197,25 @@ impl Session {
         let memories = self.model.shared.experts.memories();
         let counters = memories.as_ref().map(|own| (own.host.counters(), own.host.reads().busy_seconds()));
         counters.unwrap_or_default()
+    }
+}
+
+/// Cost of a batch between two counts. `seconds` in all, and of reading.
+fn cost_of(before: &Counters, after: &Counters, tokens: u64, (seconds, busy): (f64, f64)) -> PhaseStats {
+    PhaseStats {
+        tokens,
+        seconds,
+        hits: after.hits - before.hits,
+        misses: after.misses - before.misses,
+        slices_loaded: after.slices_loaded - before.slices_loaded,
+        bytes_read: after.bytes_read - before.bytes_read,
+        io_busy_seconds: busy,
+        io_wait_seconds: after.wait_seconds - before.wait_seconds,
+        used: after.used - before.used,
+        missed: after.missed - before.missed,
+        rerouted: after.rerouted - before.rerouted,
+        upgrades: after.upgrades - before.upgrades,
+        in_order: after.in_order - before.in_order,
     }
 }
 

@@ -139,6 +139,49 @@ impl Model {
     }
 }
 
+/// The context length for a session that asks for `n_ctx`; 0: what the model was trained with.
+fn n_ctx_of(model: &Model, n_ctx: u32) -> u32 {
+    if n_ctx == 0 { model.info().n_ctx_train } else { n_ctx }
+}
+
+/// Makes a context, and the memory of the model's experts beside the first one.
+fn prepare(
+    model: &Model,
+    options: &SessionOptions,
+    params: llama::llama_context_params,
+    purpose: &Purpose,
+) -> Result<(RawContext, Description), OpenError> {
+    let params = llama::llama_context_params { n_ctx: options.n_ctx, ..params };
+    let shared = &model.shared;
+    if shared.experts.memories().is_none() {
+        shared.needs.check_session(model.gguf(), shared.experts.map(), &shared.options, options)?;
+    }
+    log::clear_errors();
+    // SAFETY: the model is live; params point at the interrupt flag and the hook, which the session keeps.
+    let init = || {
+        purpose.during(|| unsafe {
+            if shared.options.mtp {
+                RawContext::with_mtp(&shared.raw, params)
+            } else {
+                RawContext::new(&shared.raw, params)
+            }
+        })
+    };
+    let mut context = init();
+    // An earlier session's experts may hold the memory that this one needs.
+    while context.is_err() && model.make_room_on_devices() {
+        log::clear_errors();
+        context = init();
+    }
+    let context = context.map_err(|message| {
+        let reason = if message.is_empty() { log::take_errors() } else { message };
+        OpenError::Context { n_ctx: n_ctx_of(model, options.n_ctx), reason }
+    })?;
+    shared.adapters.begin(&context)?;
+    let description = set_up::set_up(model, options, &context)?;
+    Ok((context, description))
+}
+
 impl Session {
     fn new(model: &Model, options: &SessionOptions, observer: Option<RouterObserver>) -> Result<Session, OpenError> {
         let interrupt = Interrupt::default();
@@ -160,46 +203,17 @@ impl Session {
         };
         let earlier = model.shared.experts.memories().as_ref().map(|memories| memories.device_counters());
         let devices_before = earlier.unwrap_or_default();
-        let n_ctx_of = |n_ctx: u32| if n_ctx == 0 { model.info().n_ctx_train } else { n_ctx };
-        let prepare = |n_ctx: u32| -> Result<_, OpenError> {
-            let options = SessionOptions { n_ctx, ..options.clone() };
-            let params = llama::llama_context_params { n_ctx, ..params };
-            let shared = &model.shared;
-            if shared.experts.memories().is_none() {
-                shared.needs.check_session(model.gguf(), shared.experts.map(), &shared.options, &options)?;
-            }
-            log::clear_errors();
-            // SAFETY: the model is live; params point at the interrupt flag and the hook, which the session keeps.
-            let init = || {
-                purpose.during(|| unsafe {
-                    if model.shared.options.mtp {
-                        RawContext::with_mtp(&model.shared.raw, params)
-                    } else {
-                        RawContext::new(&model.shared.raw, params)
-                    }
-                })
-            };
-            let mut context = init();
-            // An earlier session's experts may hold the memory that this one needs.
-            while context.is_err() && model.make_room_on_devices() {
-                log::clear_errors();
-                context = init();
-            }
-            let context = context.map_err(|message| {
-                let reason = if message.is_empty() { log::take_errors() } else { message };
-                OpenError::Context { n_ctx: n_ctx_of(n_ctx), reason }
-            })?;
-            model.shared.adapters.begin(&context)?;
-            let description = set_up::set_up(model, &options, &context)?;
-            Ok((options, context, description))
-        };
+        let prepare = |n_ctx: u32| prepare(model, &SessionOptions { n_ctx, ..options.clone() }, params, &purpose);
         let n_ctx = if options.n_ctx == 0 { model.shared.n_ctx } else { options.n_ctx };
-        let is_fitted = options.n_ctx == 0 && n_ctx_of(n_ctx) > CONTEXT_TOKENS_MIN;
-        let (options, context, description) = match prepare(n_ctx) {
+        let is_fitted = options.n_ctx == 0 && n_ctx_of(model, n_ctx) > CONTEXT_TOKENS_MIN;
+        let (n_ctx, (context, description)) = match prepare(n_ctx) {
             // A default context length must not make a budget fail: use the smallest.
-            Err(OpenError::Plan(PlanError::TooSmall { .. })) if is_fitted => prepare(CONTEXT_TOKENS_MIN)?,
-            prepared => prepared?,
+            Err(OpenError::Plan(PlanError::TooSmall { .. })) if is_fitted => {
+                (CONTEXT_TOKENS_MIN, prepare(CONTEXT_TOKENS_MIN)?)
+            }
+            prepared => (n_ctx, prepared?),
         };
+        let options = SessionOptions { n_ctx, ..options.clone() };
         let n_sequences = if model.takes_checkpoints(&options) { options.n_seq_max.max(1) } else { 0 };
         let no_shift = NoShift::of(model, &options, &context);
         let mut session = Session {

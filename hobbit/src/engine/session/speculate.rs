@@ -176,12 +176,24 @@ impl Speculator {
                 return Err(error);
             }
         }
-        let mut answers = asked.iter();
-        for (at, (request, drafts)) in requests.iter().zip(&mut drafts).enumerate() {
+        self.keep(requests, &mut drafts, asked.iter().map(|answer| answer.n_drafts))?;
+        self.step.draft_seconds = started.elapsed().as_secs_f64() - self.step.caught_up.1;
+        Ok(drafts)
+    }
+
+    /// Notes the drafts of each request, and drops them where they are fewer than count. `answers`: how many each one
+    /// got that has room for some.
+    fn keep(
+        &mut self,
+        requests: &[DraftRequest],
+        drafts: &mut [Vec<Token>],
+        mut answers: impl Iterator<Item = usize>,
+    ) -> Result<(), EvalError> {
+        for (at, (request, drafts)) in requests.iter().zip(drafts).enumerate() {
             if drafts.is_empty() {
                 continue;
             }
-            drafts.truncate(answers.next().map_or(0, |answer| answer.n_drafts));
+            drafts.truncate(answers.next().unwrap_or(0));
             if (1..request.n_min).contains(&drafts.len()) {
                 self.drafters.accept(request.sequence, 0)?;
                 drafts.clear();
@@ -195,8 +207,7 @@ impl Speculator {
                 self.step.drafts[at].0 = drafts.len() as u32;
             }
         }
-        self.step.draft_seconds = started.elapsed().as_secs_f64() - self.step.caught_up.1;
-        Ok(drafts)
+        Ok(())
     }
 
     /// Which tokens of a batch, given by sequence and position, are drafts.

@@ -1,5 +1,7 @@
 //! Computes a product expert by expert, each as soon as its slice is in memory.
 
+use std::ops::Range;
+
 use super::*;
 use hobbit_core::expert::Precision;
 
@@ -117,51 +119,8 @@ impl ExpertBackend {
             self.products.resize(n_rows * n_out, 0.0);
         }
         for (rows, view, is_plain) in &bounds {
-            check(self.inner.reserve())?;
-            // SAFETY: as above; gathered rows, results and ids stay where they are until the run below.
-            unsafe {
-                let n = rows.len();
-                let (from, to) = match n {
-                    1 => {
-                        let pair = self.group_pairs[rows.start];
-                        (row_of(&input, pair), row_of(&output, pair))
-                    }
-                    _ => {
-                        let from = self.gathered.as_mut_ptr().add(rows.start * n_in);
-                        for (i, &pair) in self.group_pairs[rows.clone()].iter().enumerate() {
-                            from.add(i * n_in).copy_from_nonoverlapping(row_of(&input, pair), n_in);
-                        }
-                        (from, self.products.as_mut_ptr().add(rows.start * n_out))
-                    }
-                };
-                let ids = self.group_ids.as_mut_ptr().add(rows.start);
-                let shape = |len: i64| [len, 1, n as i64, 1];
-                let mut product = output;
-                let mut source = plain_tensor(llama::GGML_TYPE_F32, shape(input.ne[0]), from.cast(), &product);
-                let ids = plain_tensor(llama::GGML_TYPE_I32, [1, n as i64, 1, 1], ids.cast(), &product);
-                let result = plain_tensor(llama::GGML_TYPE_F32, shape(output.ne[0]), to.cast(), &product);
-                let mut weights = view_tensor(&*product.src[0], *view, &product);
-                (product.ne, product.nb, product.data) = (result.ne, result.nb, result.data);
-                if *is_plain {
-                    product.op = llama::GGML_OP_MUL_MAT;
-                    let row = self.group_ids[rows.start] as usize;
-                    weights.data = weights.data.cast::<u8>().add(row * view.stride).cast();
-                    weights.ne[2] = 1;
-                    weights.nb[3] = weights.nb[2];
-                    let as_matrix = |tensor: &mut ggml_tensor| {
-                        tensor.ne = [tensor.ne[0], n as i64, 1, 1];
-                        tensor.nb[2] = n * tensor.nb[1];
-                        tensor.nb[3] = tensor.nb[2];
-                    };
-                    as_matrix(&mut product);
-                    as_matrix(&mut source);
-                }
-                product.src[0] = self.inner.tensor(weights);
-                product.src[1] = self.inner.tensor(source);
-                product.src[2] = if *is_plain { std::ptr::null_mut() } else { self.inner.tensor(ids) };
-                let product = self.inner.tensor(product);
-                self.inner.add(product);
-            }
+            // SAFETY: by the caller; gathered rows, results and ids stay where they are until the run below.
+            unsafe { self.add_group((&input, &output), rows.clone(), *view, *is_plain)? };
         }
         self.run()?;
         for (rows, ..) in bounds.iter().filter(|(rows, ..)| rows.len() > 1) {
@@ -172,6 +131,65 @@ impl ExpertBackend {
                     row_of(&output, self.group_pairs[position]).copy_from_nonoverlapping(from, n_out);
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Adds the product of a group's rows, which it gathers, to the inner graph: all by one view, or by one expert's
+    /// matrix.
+    ///
+    /// # Safety
+    /// As [`ExpertBackend::groups`] for `input` and `output`; gathered rows, results and ids stay where they are until
+    /// the graph has run.
+    unsafe fn add_group(
+        &mut self,
+        (input, output): (&ggml_tensor, &ggml_tensor),
+        rows: Range<usize>,
+        view: ShareView,
+        is_plain: bool,
+    ) -> Result<(), Failed> {
+        check(self.inner.reserve())?;
+        let n = rows.len();
+        // SAFETY: by the caller.
+        unsafe {
+            let (from, to) = if n == 1 {
+                let pair = self.group_pairs[rows.start];
+                (row_of(input, pair), row_of(output, pair))
+            } else {
+                let (n_in, n_out) = (input.ne[0] as usize, output.ne[0] as usize);
+                let from = self.gathered.as_mut_ptr().add(rows.start * n_in);
+                for (i, &pair) in self.group_pairs[rows.clone()].iter().enumerate() {
+                    from.add(i * n_in).copy_from_nonoverlapping(row_of(input, pair), n_in);
+                }
+                (from, self.products.as_mut_ptr().add(rows.start * n_out))
+            };
+            let ids = self.group_ids.as_mut_ptr().add(rows.start);
+            let shape = |len: i64| [len, 1, n as i64, 1];
+            let mut product = *output;
+            let mut source = plain_tensor(llama::GGML_TYPE_F32, shape(input.ne[0]), from.cast(), &product);
+            let ids = plain_tensor(llama::GGML_TYPE_I32, [1, n as i64, 1, 1], ids.cast(), &product);
+            let result = plain_tensor(llama::GGML_TYPE_F32, shape(output.ne[0]), to.cast(), &product);
+            let mut weights = view_tensor(&*product.src[0], view, &product);
+            (product.ne, product.nb, product.data) = (result.ne, result.nb, result.data);
+            if is_plain {
+                product.op = llama::GGML_OP_MUL_MAT;
+                let row = self.group_ids[rows.start] as usize;
+                weights.data = weights.data.cast::<u8>().add(row * view.stride).cast();
+                weights.ne[2] = 1;
+                weights.nb[3] = weights.nb[2];
+                let as_matrix = |tensor: &mut ggml_tensor| {
+                    tensor.ne = [tensor.ne[0], n as i64, 1, 1];
+                    tensor.nb[2] = n * tensor.nb[1];
+                    tensor.nb[3] = tensor.nb[2];
+                };
+                as_matrix(&mut product);
+                as_matrix(&mut source);
+            }
+            product.src[0] = self.inner.tensor(weights);
+            product.src[1] = self.inner.tensor(source);
+            product.src[2] = if is_plain { std::ptr::null_mut() } else { self.inner.tensor(ids) };
+            let product = self.inner.tensor(product);
+            self.inner.add(product);
         }
         Ok(())
     }

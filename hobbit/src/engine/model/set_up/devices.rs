@@ -47,79 +47,100 @@ pub(super) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(
     let mut all = parts.iter().map(|(_, catalog)| catalog.layers.len()).sum::<usize>() == catalog.layers.len();
     for ((part, catalog), wanted) in parts.into_iter().zip(divide_wanted(options.cache, &bytes)) {
         let dev = part.wrapper.inner;
-        let (free, total) = ggml::memory(dev);
-        let experts = catalog.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
-        let report = DeviceReport { experts, ..without_experts(part) };
         // Only one device can use the host's slots directly: a second one has its own.
         if Reach::of(dev, options.unified).is_unified() && !tiers.iter().any(Tier::is_unified) {
             all = false;
-            let report = DeviceReport { unified: true, ..report };
+            let report = DeviceReport { unified: true, experts: n_experts(&catalog), ..without_experts(part) };
             tiers.push(Tier::unified(dev, report).ok_or_else(|| refused(part))?);
             continue;
         }
-        let pools = pools_of(&catalog);
-        let staging_slot = staging_stride(&catalog.classes);
-        let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(1) as u64;
-        let staging = (STAGING_BYTES_WANTED / staging_slot).clamp(2 * n_kinds, 8 * n_kinds) as u32;
-        // Layers without slots need staging even where the others need none.
-        let mut staging_min = if offloads(part) { staging } else { 0 };
-        let mut input = DevicePlanInput {
-            name: part.wrapper.name.clone(),
-            free,
-            total,
-            headroom_percent: options.headroom,
-            wanted,
-            pools: pools.iter().map(|pool| spec(pool, &catalog, staging_slot)).collect(),
-            n_expert_used: model.info().n_expert_used,
-            scratch: scratch + u64::from(staging_min) * staging_slot,
-            staging: StagingWish { min: 1, wanted: staging },
-            low_share: shared.options.low_share,
-        };
-        let mut refusals = Vec::new();
-        let (plan, cache, memory) = loop {
-            let plan = DevicePlan::new(&input)?;
-            let cache = cache_of(&model.division(), &catalog, &pools, &plan.pools);
-            let classes: Vec<u16> = pools.iter().map(|pool| pool.class).collect();
-            let n_staging = plan.staging_slots.max(staging_min);
-            match Memory::allocate(dev, &catalog, &cache, &classes, n_staging as usize) {
-                Ok(memory) => break (plan, cache, memory),
-                Err(refused) if refused.is_staging && n_staging > plan.staging_slots => staging_min /= 2,
-                Err(refused) => ask_for_less(&mut input, &plan, refused)?,
-            }
-            refusals.push(plan.cache);
-        };
-        refusals.dedup();
-        let n_shrunk = refusals.iter().filter(|cache| **cache > plan.cache).count() as u32;
-        if let Some(asked) = refusals.first().filter(|_| n_shrunk > 0) {
-            log::notice(format_args!(
-                "{}: the device refused memory; its expert cache has {} MiB instead of {}; give a smaller device cache \
-                 or a larger head-room",
-                plan.name,
-                plan.cache >> 20,
-                asked >> 20
-            ));
-        }
-        all &= plan.is_fully_resident;
-        let slots = plan.pools.iter().filter(|pool| pool.precision == Precision::High);
-        let report = DeviceReport {
-            cache_bytes: plan.cache,
-            slots: slots.map(|pool| u64::from(pool.n_slots)).sum(),
-            staging_slots: plan.staging_slots,
-            headroom_bytes: plan.headroom,
-            ..report
-        };
-        let has_layers = !catalog.layers.is_empty();
-        let report = if has_layers { report } else { without_experts(part) };
-        let mut tier = Tier::new(dev, cache, memory, report).ok_or_else(|| refused(part))?;
-        (tier.has_layers, tier.offloads) = (has_layers, offloads(part));
-        tier.counters.cache_shrunk = n_shrunk;
-        tier.balancer = balancer(model).filter(|_| has_layers);
-        if let CpuHelper::Threads(threads) = options.cpu_helper {
-            tier.helper_threads = Some(threads);
-        }
+        let (tier, is_fully_resident) = tier_of(model, part, &catalog, (wanted, scratch), offloads(part))?;
+        all &= is_fully_resident;
         tiers.push(tier);
     }
     Ok((tiers, all && !bytes.is_empty()))
+}
+
+/// The tier of a device with slots of its own, which may take `wanted` beside `scratch`, and whether all of its experts
+/// have slots.
+///
+/// # Errors
+/// The device lacks memory for a single wave.
+fn tier_of(
+    model: &Model,
+    part: &DeviceLayers,
+    catalog: &Catalog,
+    (wanted, scratch): (ExpertCache, u64),
+    offloads: bool,
+) -> Result<(Tier, bool), OpenError> {
+    let options = &model.shared.options.device;
+    let dev = part.wrapper.inner;
+    let (free, total) = ggml::memory(dev);
+    let pools = pools_of(catalog);
+    let staging_slot = staging_stride(&catalog.classes);
+    let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(1) as u64;
+    let staging = (STAGING_BYTES_WANTED / staging_slot).clamp(2 * n_kinds, 8 * n_kinds) as u32;
+    // Layers without slots need staging even where the others need none.
+    let mut staging_min = if offloads { staging } else { 0 };
+    let mut input = DevicePlanInput {
+        name: part.wrapper.name.clone(),
+        free,
+        total,
+        headroom_percent: options.headroom,
+        wanted,
+        pools: pools.iter().map(|pool| spec(pool, catalog, staging_slot)).collect(),
+        n_expert_used: model.info().n_expert_used,
+        scratch: scratch + u64::from(staging_min) * staging_slot,
+        staging: StagingWish { min: 1, wanted: staging },
+        low_share: model.shared.options.low_share,
+    };
+    let mut refusals = Vec::new();
+    let (plan, cache, memory) = loop {
+        let plan = DevicePlan::new(&input)?;
+        let cache = cache_of(&model.division(), catalog, &pools, &plan.pools);
+        let classes: Vec<u16> = pools.iter().map(|pool| pool.class).collect();
+        let n_staging = plan.staging_slots.max(staging_min);
+        match Memory::allocate(dev, catalog, &cache, &classes, n_staging as usize) {
+            Ok(memory) => break (plan, cache, memory),
+            Err(refused) if refused.is_staging && n_staging > plan.staging_slots => staging_min /= 2,
+            Err(refused) => ask_for_less(&mut input, &plan, refused)?,
+        }
+        refusals.push(plan.cache);
+    };
+    refusals.dedup();
+    let n_shrunk = refusals.iter().filter(|cache| **cache > plan.cache).count() as u32;
+    if let Some(asked) = refusals.first().filter(|_| n_shrunk > 0) {
+        log::notice(format_args!(
+            "{}: the device refused memory; its expert cache has {} MiB instead of {}; give a smaller device cache \
+             or a larger head-room",
+            plan.name,
+            plan.cache >> 20,
+            asked >> 20
+        ));
+    }
+    let slots = plan.pools.iter().filter(|pool| pool.precision == Precision::High);
+    let report = DeviceReport {
+        cache_bytes: plan.cache,
+        slots: slots.map(|pool| u64::from(pool.n_slots)).sum(),
+        staging_slots: plan.staging_slots,
+        headroom_bytes: plan.headroom,
+        experts: n_experts(catalog),
+        ..without_experts(part)
+    };
+    let has_layers = !catalog.layers.is_empty();
+    let report = if has_layers { report } else { without_experts(part) };
+    let mut tier = Tier::new(dev, cache, memory, report).ok_or_else(|| refused(part))?;
+    (tier.has_layers, tier.offloads) = (has_layers, offloads);
+    tier.counters.cache_shrunk = n_shrunk;
+    tier.balancer = balancer(model).filter(|_| has_layers);
+    if let CpuHelper::Threads(threads) = options.cpu_helper {
+        tier.helper_threads = Some(threads);
+    }
+    Ok((tier, plan.is_fully_resident))
+}
+
+fn n_experts(catalog: &Catalog) -> u64 {
+    catalog.layers.iter().map(|layer| u64::from(layer.n_expert)).sum()
 }
 
 /// What the host's memory depends on.
