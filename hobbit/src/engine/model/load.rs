@@ -74,26 +74,12 @@ impl Model {
         let started = Instant::now();
         options.check_outputs(path)?;
         let source = ModelSource::open(path, options, &mut progress)?;
-        if options.mtp && (source.is_pack || source.gguf.mtp_layers().is_none()) {
-            let why = if source.is_pack {
-                "a pack has these layers in pieces"
-            } else {
-                "the model has none that llama.cpp can run"
-            };
-            return Err(OpenError::Speculation(format!("draft-mtp needs layers for multi-token prediction: {why}")));
-        }
+        check_mtp(&source, options)?;
         validate::check_header(&source.gguf, options)?;
         validate::check_tables_of_experts(&source.gguf, &source.map)?;
         ggml::ready();
         let adapters = CheckedAdapters::read(&options.adapters, &source.gguf)?;
-        let (run_mode, n_ctx) = if source.map.is_empty() || wrap_store.is_some() {
-            (RunMode::Seam, 0)
-        } else {
-            run_mode::choose(&source, options, adapters.bytes())?
-        };
-        if !source.map.is_empty() && !run_mode.is_passthrough() {
-            adapters.leave_experts()?;
-        }
+        let (run_mode, n_ctx) = choose_run_mode(&source, wrap_store.is_some(), options, &adapters)?;
         let ModelSource { gguf, map, mut catalog, originals, low_name, precisions, path_table, norms, .. } = source;
         let mut tables =
             if map.is_empty() || run_mode.is_passthrough() { Tables::default() } else { Tables::of(&gguf, options) };
@@ -139,65 +125,9 @@ impl Model {
         };
         let mut needs = HeaderNeeds::of(&unloaded);
         needs.check_model(&unloaded, n_ctx)?;
-        let overrides = kv_overrides(options);
-        let mut progress = Progress { callback: &mut progress, cancelled: false };
-        // SAFETY: returns a struct of plain values.
-        let mut params = unsafe { llama::llama_model_default_params() };
-        placement.apply(&mut params, !is_plain);
-        params.check_tensors = options.check_tensors && !is_checked_here;
-        params.load_mtp = options.mtp;
-        params.kv_overrides = overrides.as_ptr();
-        params.progress_callback = Some(on_progress);
-        params.progress_callback_user_data = (&raw mut progress).cast();
-
-        log::clear_errors();
-        let raw = if is_plain {
-            if let RunMode::Passthrough { repack, .. } = run_mode {
-                params.use_extra_bufts = repack && options.repack != Repack::Off;
-            }
-            // SAFETY: everything that params point to outlives the call.
-            unsafe { RawModel::load_path(&gguf.files[0].path, params) }
-        } else {
-            params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
-            // llama.cpp would map the file, and our stream is none.
-            params.lazy_mode = llama::LLAMA_LAZY_MODE_OFF;
-            params.use_extra_bufts = options.repack == Repack::On;
-            let resident: Vec<String> =
-                experts.tables().resident_layers().map(|layer| format!("blk.{layer}.")).collect();
-            let is_left = |tensor: u32, is_expert: bool| {
-                let name = &gguf.tensors[tensor as usize].name;
-                let is_resident = || resident.iter().any(|layer| name.starts_with(layer));
-                experts.tables().contains(name) || is_expert && !is_resident()
-            };
-            let mut stream = CookieStream::open(gguf.virtual_file().leaving(is_left), &originals)?;
-            let reads_experts = || OpenError::Unsupported("this system's stdio reads experts at load".into());
-            if !stream.skips_experts() {
-                return Err(reads_experts());
-            }
-            let file = stream.as_file();
-            // SAFETY: the stream outlives the call; so does everything that params point to.
-            let raw = while_loading(&experts, || unsafe { RawModel::load_stream(file, params) });
-            if stream.expert_bytes_read() > 0 {
-                return Err(reads_experts());
-            }
-            raw.map_err(|message| stream.error().unwrap_or(message))
-        };
-        let cancelled = progress.cancelled;
-        let raw = raw.map_err(|message| {
-            if cancelled {
-                return OpenError::Cancelled;
-            }
-            let reasons = [message, calling::take_failure().unwrap_or_default(), log::take_errors()];
-            let reason = reasons.into_iter().find(|reason| !reason.is_empty());
-            let reason = reason.unwrap_or_else(|| "it gave no reason".to_owned());
-            let path = gguf.files[0].path.clone();
-            let keys: Vec<String> = options.kv_overrides.iter().map(|own| own.key.clone()).collect();
-            if keys.is_empty() {
-                OpenError::Load { path, reason }
-            } else {
-                OpenError::Overridden { path, keys, reason }
-            }
-        })?;
+        let checks = options.check_tensors && !is_checked_here;
+        let loading = Loading { gguf: &gguf, originals: &originals, experts: &experts, run_mode, checks, options };
+        let raw = loading.load(&mut placement, &mut progress)?;
 
         if !run_mode.is_passthrough() {
             // SAFETY: the model is live.
@@ -235,19 +165,125 @@ impl Model {
             spare: OnceLock::new(),
             lent: Mutex::default(),
         };
-        shared.check_loaded()?;
-        shared.check_routing(&options.routing)?;
-        if !options.routing.rerouting().is_off() {
-            shared.tell_layers_without_router();
-        }
-        shared.routes = shared.followed_routes()?;
-        shared.virtual_plan = shared.read_virtual_plan()?;
+        shared.finish()?;
         let model = Model { shared: Arc::new(shared) };
         if let (Some(path), Some(table)) = (table_path, &model.shared.path_table) {
             let checked = table.check_shape(&model.predict_shape());
             checked.map_err(|error| ProfileError::PathTable { path, error })?;
         }
         Ok(model)
+    }
+}
+
+/// Checks that the model has the layers that draft-mtp needs, if it is wanted.
+fn check_mtp(source: &ModelSource, options: &ModelOptions) -> Result<(), OpenError> {
+    if !options.mtp || !source.is_pack && source.gguf.mtp_layers().is_some() {
+        return Ok(());
+    }
+    let why =
+        if source.is_pack { "a pack has these layers in pieces" } else { "the model has none that llama.cpp can run" };
+    Err(OpenError::Speculation(format!("draft-mtp needs layers for multi-token prediction: {why}")))
+}
+
+/// The run mode, and the context length for sessions that request none. At the seam, adapters must leave the experts.
+fn choose_run_mode(
+    source: &ModelSource,
+    has_store: bool,
+    options: &ModelOptions,
+    adapters: &CheckedAdapters,
+) -> Result<(RunMode, u32), OpenError> {
+    if source.map.is_empty() {
+        return Ok((RunMode::Seam, 0));
+    }
+    let (run_mode, n_ctx) =
+        if has_store { (RunMode::Seam, 0) } else { run_mode::choose(source, options, adapters.bytes())? };
+    if !run_mode.is_passthrough() {
+        adapters.leave_experts()?;
+    }
+    Ok((run_mode, n_ctx))
+}
+
+/// A model that llama.cpp is about to load.
+struct Loading<'a> {
+    gguf: &'a Gguf,
+    originals: &'a [Original],
+    experts: &'a Arc<Experts>,
+    run_mode: RunMode,
+    /// llama.cpp checks the tensors' values.
+    checks: bool,
+    options: &'a ModelOptions,
+}
+
+impl Loading<'_> {
+    fn load(&self, placement: &mut Placement, progress: &mut dyn FnMut(f32) -> bool) -> Result<RawModel, OpenError> {
+        let is_plain = self.experts.map().is_empty() || self.run_mode.is_passthrough();
+        let overrides = kv_overrides(self.options);
+        let mut progress = Progress { callback: progress, cancelled: false };
+        // SAFETY: returns a struct of plain values.
+        let mut params = unsafe { llama::llama_model_default_params() };
+        placement.apply(&mut params, !is_plain);
+        params.check_tensors = self.checks;
+        params.load_mtp = self.options.mtp;
+        params.kv_overrides = overrides.as_ptr();
+        params.progress_callback = Some(on_progress);
+        params.progress_callback_user_data = (&raw mut progress).cast();
+
+        log::clear_errors();
+        let raw = if is_plain {
+            if let RunMode::Passthrough { repack, .. } = self.run_mode {
+                params.use_extra_bufts = repack && self.options.repack != Repack::Off;
+            }
+            // SAFETY: everything that params point to outlives the call.
+            unsafe { RawModel::load_path(&self.gguf.files[0].path, params) }
+        } else {
+            // SAFETY: as above.
+            unsafe { self.load_without_experts(params)? }
+        };
+        let cancelled = progress.cancelled;
+        raw.map_err(|message| if cancelled { OpenError::Cancelled } else { self.refused(message) })
+    }
+
+    /// Loads a virtual file, in which experts have no bytes. The inner error is llama.cpp's.
+    ///
+    /// # Safety
+    /// Everything that `params` point to outlives the call.
+    unsafe fn load_without_experts(
+        &self,
+        mut params: llama::llama_model_params,
+    ) -> Result<Result<RawModel, String>, OpenError> {
+        let Self { gguf, originals, experts, options, .. } = *self;
+        params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
+        // llama.cpp would map the file, and our stream is none.
+        params.lazy_mode = llama::LLAMA_LAZY_MODE_OFF;
+        params.use_extra_bufts = options.repack == Repack::On;
+        let resident: Vec<String> = experts.tables().resident_layers().map(|layer| format!("blk.{layer}.")).collect();
+        let is_left = |tensor: u32, is_expert: bool| {
+            let name = &gguf.tensors[tensor as usize].name;
+            let is_resident = || resident.iter().any(|layer| name.starts_with(layer));
+            experts.tables().contains(name) || is_expert && !is_resident()
+        };
+        let mut stream = CookieStream::open(gguf.virtual_file().leaving(is_left), originals)?;
+        let reads_experts = || OpenError::Unsupported("this system's stdio reads experts at load".into());
+        if !stream.skips_experts() {
+            return Err(reads_experts());
+        }
+        let file = stream.as_file();
+        // SAFETY: the stream outlives the call; by the caller.
+        let raw = while_loading(experts, || unsafe { RawModel::load_stream(file, params) });
+        if stream.expert_bytes_read() > 0 {
+            return Err(reads_experts());
+        }
+        Ok(raw.map_err(|message| stream.error().unwrap_or(message)))
+    }
+
+    /// The error for a model that llama.cpp did not load, with the first reason there is.
+    fn refused(&self, message: String) -> OpenError {
+        let reasons = [message, calling::take_failure().unwrap_or_default(), log::take_errors()];
+        let reason = reasons.into_iter().find(|reason| !reason.is_empty());
+        let reason = reason.unwrap_or_else(|| "it gave no reason".to_owned());
+        let path = self.gguf.files[0].path.clone();
+        let keys: Vec<String> = self.options.kv_overrides.iter().map(|own| own.key.clone()).collect();
+        if keys.is_empty() { OpenError::Load { path, reason } } else { OpenError::Overridden { path, keys, reason } }
     }
 }
 
@@ -260,6 +296,18 @@ const ROUTED_EARLIER: [(&str, &str); 2] =
 pub(crate) const ASKED_EARLIER: [&str; 2] = ["gemma4", "smallthinker"];
 
 impl Shared {
+    /// Checks the loaded model, and reads the routes and plans that it follows.
+    fn finish(&mut self) -> Result<(), OpenError> {
+        self.check_loaded()?;
+        self.check_routing(&self.options.routing)?;
+        if !self.options.routing.rerouting().is_off() {
+            self.tell_layers_without_router();
+        }
+        self.routes = self.followed_routes()?;
+        self.virtual_plan = self.read_virtual_plan()?;
+        Ok(())
+    }
+
     /// Checks that the loaded files are those whose headers were read: llama.cpp itself opens models by name.
     fn check_loaded(&self) -> Result<(), OpenError> {
         for original in &self.originals {

@@ -164,10 +164,9 @@ impl Session {
             (Some(reason), _) => EvalError::Decode(reason),
             (None, 2) => EvalError::Interrupted,
             (None, 1) => self.context_full(),
-            (None, _) if thrown.is_empty() => EvalError::Decode(format!("llama_decode: {code} {}", log::take_errors())),
             (None, _) => {
-                log::take_errors();
-                EvalError::Decode(thrown)
+                let logged = log::take_errors();
+                EvalError::Decode(if thrown.is_empty() { format!("llama_decode: {code} {logged}") } else { thrown })
             }
         }
     }

@@ -27,7 +27,7 @@ use crate::engine::memory::gates;
 use crate::engine::memory::host_reads::{Host, HostReads};
 use crate::engine::memory::pinned::HostMemory;
 use crate::engine::memory::recorder::Recorder;
-use crate::engine::memory::tiers::{OtherTiers, TiersView};
+use crate::engine::memory::tiers::{OtherTiers, Routers, TiersView};
 use crate::engine::seam::calling::phase;
 use crate::engine::seam::experts::{ExpertTag, Experts, RouterValues};
 use crate::engine::seam::layer_router::{self, Abort, Failed, LayerRouter, rows_of, shown_input, weights_tensor};
@@ -35,7 +35,7 @@ use crate::engine::seam::registration::Computes;
 use hobbit_core::expert::{Precision, SliceId, SliceKind, Version};
 use hobbit_core::load::balance::Miss;
 use hobbit_core::residency::{Compute, DeviceResidency, LayerStep, Selection, Split, Used, run_layer};
-use hobbit_core::route::Pair;
+use hobbit_core::route::{Pair, Phase};
 
 use self::layer::{Help, Stage, stages};
 
@@ -300,47 +300,15 @@ impl Offload {
         if n_used == 0 || n_tokens == 0 {
             return Ok(region.to);
         }
-        // SAFETY: nodes of a live graph.
-        let weights = unsafe { region.all[region.from..].iter().find_map(|&node| weights_tensor(node)) };
         let phase = phase();
-        // The first of a layer's splits decides for all of them.
-        let reroutes = host.may_reroute(phase);
-        let asks = !host.precisions.is_exact() || host.precisions.asks_weights(phase) || reroutes;
-        let weights = weights.filter(|_| asks || routers.walk.is_some());
-        // SAFETY: nodes of a live graph; those before the region have been submitted.
-        let logits = if phase.is_decode() && routers.wants_scores && routers.walk.is_none() {
-            unsafe { gates::intact_logits(&region.all[..region.from], tag.layer, n_expert) }
-        } else {
-            None
-        };
-        let needs_input = phase.is_decode() && routers.want_input(host) && (logits.is_none() || host.asks_routers());
-        // SAFETY: nodes of a live graph; those before the region have been submitted, and none behind.
-        let (shown, of_router) = unsafe {
-            match (needs_input || reroutes).then(|| shown_input(tag.layer, ids)) {
-                None => (None, None),
-                Some(Some(shown)) => (Some(shown), None),
-                Some(None) => {
-                    let input = gates::input_of(nodes[0], ids).filter(|&input| llama::ggml_is_contiguous(input));
-                    if input.is_none() {
-                        routers.misses_input(tag.layer, ids);
-                    }
-                    (None, input)
-                }
-            }
-        };
-        let may_help = phase.is_decode() && tier.has_helper();
-        // SAFETY: a product's sources are live.
-        let of_experts = may_help.then(|| unsafe { (*nodes[0]).src[1] });
-        // Usually they are one.
-        // SAFETY: live tensors.
-        let is_one = of_experts.zip(of_router).is_some_and(|(a, b)| unsafe { (*a).data == (*b).data });
-        let of_experts = of_experts.filter(|_| !is_one);
+        // SAFETY: by the caller.
+        let known = unsafe { wanted_values(tag.layer, tier, host, routers, &region, (ids, n_expert), phase) };
         let is_pinned = tier.report.pinned || others.are_pinned();
         tier.enter(&self.launch.stream, Some(tag.layer));
         let own: Vec<Node> = tags.iter().map(|(node, tag)| (*node, tag.map(|tag| tag.kind))).collect();
         // SAFETY: nodes of a live graph.
         let stages = unsafe { stages(&own) };
-        let wanted = [Some(ids), weights, of_router, of_experts, logits];
+        let wanted = known.wanted;
         let is_single = phase.is_decode() && n_tokens == 1 && kinds.len() == host.layout().kinds(tag.layer).len();
         let mut early = if is_single && host.memory.overlaps() && routers.walk.is_none() && !tier.is_unified() {
             // SAFETY: by the caller.
@@ -365,11 +333,12 @@ impl Offload {
         let n_used = n_used as usize;
         let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key: ids as usize, phase };
         // SAFETY: read back just now, and kept until the layer is done.
-        let input = of_experts.or(of_router.filter(|_| is_one)).map_or(&[] as &[f32], |own| unsafe { own.floats() });
+        let input =
+            of_experts.or(of_router.filter(|_| known.is_one)).map_or(&[] as &[f32], |own| unsafe { own.floats() });
         // SAFETY: live nodes, read back just now, or kept by the router hook until the next layer.
         let inputs = unsafe {
             let read = of_router.map(|own| RouterValues::of_copy(&*own.tensor, own.data, 0));
-            rows_of(shown.or(read))
+            rows_of(known.shown.or(read))
         };
         // SAFETY: as above.
         let logits = logits.map(|own| unsafe { own.floats() });
@@ -480,6 +449,67 @@ impl Offload {
         self.early.iter_mut().for_each(|early| early.events.tidy(true));
         Ok(read)
     }
+}
+
+/// Values of a layer's router for the host.
+struct WantedValues {
+    /// To be read back: its choice, weights, its input, the experts' input and its logits.
+    wanted: [Option<*mut ggml_tensor>; 5],
+    /// Its input, if the router hook keeps a copy.
+    shown: Option<RouterValues>,
+    /// The router's input is the experts', too.
+    is_one: bool,
+}
+
+/// Values that the host needs of the router of a region, which chose `ids` of `n_expert` experts.
+///
+/// # Safety
+/// As [`Offload::layer`].
+unsafe fn wanted_values(
+    layer: u16,
+    tier: &Tier,
+    host: &Host,
+    routers: &mut Routers,
+    region: &Region,
+    (ids, n_expert): (*mut ggml_tensor, usize),
+    phase: Phase,
+) -> WantedValues {
+    let first = region.nodes()[0];
+    // SAFETY: nodes of a live graph.
+    let weights = unsafe { region.all[region.from..].iter().find_map(|&node| weights_tensor(node)) };
+    // The first of a layer's splits decides for all of them.
+    let reroutes = host.may_reroute(phase);
+    let asks = !host.precisions.is_exact() || host.precisions.asks_weights(phase) || reroutes;
+    let weights = weights.filter(|_| asks || routers.walk.is_some());
+    // SAFETY: nodes of a live graph; those before the region have been submitted.
+    let logits = if phase.is_decode() && routers.wants_scores && routers.walk.is_none() {
+        unsafe { gates::intact_logits(&region.all[..region.from], layer, n_expert) }
+    } else {
+        None
+    };
+    let needs_input = phase.is_decode() && routers.want_input(host) && (logits.is_none() || host.asks_routers());
+    // SAFETY: nodes of a live graph; those before the region have been submitted, and none behind.
+    let (shown, of_router) = unsafe {
+        match (needs_input || reroutes).then(|| shown_input(layer, ids)) {
+            None => (None, None),
+            Some(Some(shown)) => (Some(shown), None),
+            Some(None) => {
+                let input = gates::input_of(first, ids).filter(|&input| llama::ggml_is_contiguous(input));
+                if input.is_none() {
+                    routers.misses_input(layer, ids);
+                }
+                (None, input)
+            }
+        }
+    };
+    let may_help = phase.is_decode() && tier.has_helper();
+    // SAFETY: a product's sources are live.
+    let of_experts = may_help.then(|| unsafe { (*first).src[1] });
+    // Usually they are one.
+    // SAFETY: live tensors.
+    let is_one = of_experts.zip(of_router).is_some_and(|(a, b)| unsafe { (*a).data == (*b).data });
+    let of_experts = of_experts.filter(|_| !is_one);
+    WantedValues { wanted: [Some(ids), weights, of_router, of_experts, logits], shown, is_one }
 }
 
 impl OnHost {
