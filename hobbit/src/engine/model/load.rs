@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
@@ -27,7 +27,7 @@ use crate::engine::source::model_source::ModelSource;
 use crate::engine::source::tables::Tables;
 use crate::engine::source::validate;
 use hobbit_core::gguf::Gguf;
-use hobbit_core::options::{KvValue, ModelOptions, Parts, Repack, RoutingOptions, VirtualExperts};
+use hobbit_core::options::{Idle, KvValue, ModelOptions, Parts, Repack, RoutingOptions, VirtualExperts};
 use hobbit_core::plan::RunMode;
 use hobbit_core::predict::PredictorKind;
 use hobbit_core::profile::{ProfileError, VirtualPlan, VirtualPlanError};
@@ -72,40 +72,13 @@ impl Model {
         mut progress: impl FnMut(f32) -> bool,
     ) -> Result<Model, OpenError> {
         let started = Instant::now();
-        options.check_outputs(path)?;
-        let source = ModelSource::open(path, options, &mut progress)?;
-        check_mtp(&source, options)?;
-        validate::check_header(&source.gguf, options)?;
-        validate::check_tables_of_experts(&source.gguf, &source.map)?;
-        ggml::ready();
-        let adapters = CheckedAdapters::read(&options.adapters, &source.gguf)?;
-        let (run_mode, n_ctx) = choose_run_mode(&source, wrap_store.is_some(), options, &adapters)?;
-        let ModelSource { gguf, map, mut catalog, originals, low_name, precisions, path_table, norms, .. } = source;
-        let mut tables =
-            if map.is_empty() || run_mode.is_passthrough() { Tables::default() } else { Tables::of(&gguf, options) };
-        tables.open(&originals)?;
-        let mut placement = Placement::new(options, &gguf, &map, &catalog, &tables)?;
-        let experts = Arc::new(Experts::new(map, tables, placement.offloaded()));
-        Device::get()?;
-
-        let idle = options.idle(Parts {
-            experts: !experts.map().is_empty(),
-            low: catalog.has_low(),
-            devices: !placement.devices.is_empty(),
-            passthrough: run_mode.is_passthrough(),
-        });
-        let mut options = options.clone();
-        options.caching = options.caching.acting();
-        if !experts.map().is_empty() && !run_mode.is_passthrough() {
-            let is_rearranged = placement.devices.is_empty() && run_mode::rearranges(&gguf, &catalog, &options, n_ctx);
-            options.repack = if is_rearranged { Repack::On } else { Repack::Off };
-        }
-        let options = &options;
+        let prepared = prepare(path, options, wrap_store.is_some(), &mut progress)?;
+        let Prepared { source, experts, mut placement, adapters, run_mode, n_ctx, options, idle } = prepared;
+        let ModelSource { gguf, mut catalog, originals, low_name, precisions, path_table, norms, .. } = source;
 
         // Without memory for experts, llama.cpp may only use their addresses.
         let is_plain = experts.map().is_empty() || run_mode.is_passthrough();
-        let is_checked_here = options.check_tensors && !is_plain;
-        if is_checked_here {
+        if options.check_tensors && !is_plain {
             let paths: Vec<&Path> = originals.iter().map(|file| file.path.as_path()).collect();
             validate::check_tensors(&gguf, experts.map(), &catalog, &paths, &mut progress)?;
         }
@@ -118,15 +91,16 @@ impl Model {
             placement: &placement,
             adapters: &adapters,
             is_exact: precisions.is_exact(),
-            predictor: predictor(options, !placement.devices.is_empty()),
+            predictor: predictor(&options, !placement.devices.is_empty()),
             run_mode,
-            n_expert_used: n_expert_used(&gguf, options),
-            options,
+            n_expert_used: n_expert_used(&gguf, &options),
+            options: &options,
         };
         let mut needs = HeaderNeeds::of(&unloaded);
         needs.check_model(&unloaded, n_ctx)?;
-        let checks = options.check_tensors && !is_checked_here;
-        let loading = Loading { gguf: &gguf, originals: &originals, experts: &experts, run_mode, checks, options };
+        let checks = options.check_tensors && is_plain;
+        let loading =
+            Loading { gguf: &gguf, originals: &originals, experts: &experts, run_mode, checks, options: &options };
         let raw = loading.load(&mut placement, &mut progress)?;
 
         if !run_mode.is_passthrough() {
@@ -136,7 +110,7 @@ impl Model {
         // An override may have taken layers away.
         catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
         let adapters = adapters.load(&raw, &gguf)?;
-        let info = describe(&raw, &gguf, &experts, options);
+        let info = describe(&raw, &gguf, &experts, &options);
         let (table_path, path_table) = path_table.unzip();
         let mut shared = Shared {
             raw,
@@ -152,7 +126,7 @@ impl Model {
             n_ctx,
             virtual_plan: None,
             norms,
-            options: options.clone(),
+            options,
             needs,
             path_table: path_table.map(Arc::new),
             routes: None,
@@ -167,12 +141,69 @@ impl Model {
         };
         shared.finish()?;
         let model = Model { shared: Arc::new(shared) };
-        if let (Some(path), Some(table)) = (table_path, &model.shared.path_table) {
-            let checked = table.check_shape(&model.predict_shape());
-            checked.map_err(|error| ProfileError::PathTable { path, error })?;
+        if let Some(path) = table_path {
+            model.check_path_table(path)?;
         }
         Ok(model)
     }
+
+    fn check_path_table(&self, path: PathBuf) -> Result<(), ProfileError> {
+        let Some(table) = &self.shared.path_table else { return Ok(()) };
+        table.check_shape(&self.predict_shape()).map_err(|error| ProfileError::PathTable { path, error })
+    }
+}
+
+/// A model whose headers are read and checked, and whose layers are placed.
+struct Prepared {
+    source: ModelSource,
+    experts: Arc<Experts>,
+    placement: Placement,
+    adapters: CheckedAdapters,
+    run_mode: RunMode,
+    /// Context length for sessions that request none.
+    n_ctx: u32,
+    /// The options in effect.
+    options: ModelOptions,
+    /// Options that cannot act.
+    idle: Vec<Idle>,
+}
+
+/// Reads the headers, chooses the run mode, and places the layers.
+fn prepare(
+    path: &Path,
+    options: &ModelOptions,
+    has_store: bool,
+    progress: &mut impl FnMut(f32) -> bool,
+) -> Result<Prepared, OpenError> {
+    options.check_outputs(path)?;
+    let mut source = ModelSource::open(path, options, progress)?;
+    check_mtp(&source, options)?;
+    validate::check_header(&source.gguf, options)?;
+    validate::check_tables_of_experts(&source.gguf, &source.map)?;
+    ggml::ready();
+    let adapters = CheckedAdapters::read(&options.adapters, &source.gguf)?;
+    let (run_mode, n_ctx) = choose_run_mode(&source, has_store, options, &adapters)?;
+    let map = std::mem::take(&mut source.map);
+    let ModelSource { gguf, catalog, originals, .. } = &source;
+    let is_plain = map.is_empty() || run_mode.is_passthrough();
+    let mut tables = if is_plain { Tables::default() } else { Tables::of(gguf, options) };
+    tables.open(originals)?;
+    let placement = Placement::new(options, gguf, &map, catalog, &tables)?;
+    let idle = options.idle(Parts {
+        experts: !map.is_empty(),
+        low: catalog.has_low(),
+        devices: !placement.devices.is_empty(),
+        passthrough: run_mode.is_passthrough(),
+    });
+    let experts = Arc::new(Experts::new(map, tables, placement.offloaded()));
+    Device::get()?;
+    let mut options = options.clone();
+    options.caching = options.caching.acting();
+    if !is_plain {
+        let is_rearranged = placement.devices.is_empty() && run_mode::rearranges(gguf, catalog, &options, n_ctx);
+        options.repack = if is_rearranged { Repack::On } else { Repack::Off };
+    }
+    Ok(Prepared { source, experts, placement, adapters, run_mode, n_ctx, options, idle })
 }
 
 /// Checks that the model has the layers that draft-mtp needs, if it is wanted.

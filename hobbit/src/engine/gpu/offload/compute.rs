@@ -330,28 +330,16 @@ impl Offload {
         if phase.is_decode() {
             tier.chose(tag.layer, host.counters().wait_seconds);
         }
-        let n_used = n_used as usize;
-        let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key: ids as usize, phase };
+        let (n_used, key) = (n_used as usize, ids as usize);
+        let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key, phase };
         // SAFETY: read back just now, and kept until the layer is done.
         let input =
             of_experts.or(of_router.filter(|_| known.is_one)).map_or(&[] as &[f32], |own| unsafe { own.floats() });
-        // SAFETY: live nodes, read back just now, or kept by the router hook until the next layer.
-        let inputs = unsafe {
-            let read = of_router.map(|own| RouterValues::of_copy(&*own.tensor, own.data, 0));
-            rows_of(known.shown.or(read))
-        };
-        // SAFETY: as above.
-        let logits = logits.map(|own| unsafe { own.floats() });
-        // SAFETY: live nodes, read back just now; their bytes are kept until the layer is done.
-        let router = unsafe {
-            let value = |own: OnHost, d| RouterValues::of_copy(&*own.tensor, own.data, d);
-            let values = [ids_read.map(|own| value(own, 0)), weights.map(|own| value(own, 1))];
-            LayerRouter::new(routers, split, nodes[0], values, inputs, " on the device").with_logits(logits)
-        };
+        // SAFETY: read back just now, and kept until the layer is done.
+        let router =
+            unsafe { router_of(routers, split, nodes[0], [ids_read, weights, of_router, logits], known.shown) };
         let read_back = [ids_read, weights];
         let mut selection = std::mem::take(&mut self.selection);
-        let uploads = Uploads::default();
-        let submitted = region.to;
         let mut layer = DeviceLayer {
             offload: self,
             tier,
@@ -361,10 +349,10 @@ impl Offload {
             nodes: own,
             stages,
             early,
-            submitted,
+            submitted: region.to,
             read_back,
             input,
-            uploads,
+            uploads: Uploads::default(),
             help: None,
         };
         let result = run_layer(&mut layer, host, &mut selection).map(|()| layer.submitted);
@@ -448,6 +436,28 @@ impl Offload {
         self.launch.copied();
         self.early.iter_mut().for_each(|early| early.events.tidy(true));
         Ok(read)
+    }
+}
+
+/// The router of a layer by values that were read back: its choice, weights, input and logits. `shown`: its input, as
+/// the router hook keeps it until the next layer.
+///
+/// # Safety
+/// As [`LayerRouter::new`]; the next layer has not begun.
+unsafe fn router_of<'a>(
+    routers: &'a mut Routers,
+    split: Split<'a>,
+    product: *mut ggml_tensor,
+    [ids, weights, input, logits]: [Option<OnHost>; 4],
+    shown: Option<RouterValues>,
+) -> LayerRouter<'a> {
+    // SAFETY: by the caller.
+    unsafe {
+        let values = |own: Option<OnHost>, d| own.map(|own| RouterValues::of_copy(&*own.tensor, own.data, d));
+        let inputs = rows_of(shown.or(values(input, 0)));
+        let router = [values(ids, 0), values(weights, 1)];
+        LayerRouter::new(routers, split, product, router, inputs, " on the device")
+            .with_logits(logits.map(|own| own.floats()))
     }
 }
 
