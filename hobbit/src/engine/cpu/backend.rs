@@ -11,9 +11,7 @@ mod kernels;
 
 use std::ffi::{c_int, c_void};
 
-use ggml_sys::llama::{
-    self, GGML_STATUS_SUCCESS, ggml_backend_buffer_t, ggml_backend_buffer_type_t, ggml_status, ggml_tensor,
-};
+use ggml_sys::llama::{self, ggml_backend_buffer_t, ggml_backend_buffer_type_t, ggml_tensor};
 
 use crate::engine::ggml::graph::{Inner, is_view, n_uses, tensor_at};
 use crate::engine::memory::host_reads::{Host, HostReads, ShareView};
@@ -96,14 +94,10 @@ impl ExpertBackend {
             if is_view((*node).op) {
                 return Ok(());
             }
-            check(self.inner.reserve())?;
+            self.inner.reserve()?;
             self.inner.add(node);
         }
         Ok(())
-    }
-
-    fn run(&mut self) -> Result<(), Failed> {
-        check(self.inner.run())
     }
 
     /// Computes one layer's segment.
@@ -209,13 +203,13 @@ impl ExpertBackend {
                         self.whole(node, routing, work.host.reads().view(layer, share, tag.kind))?;
                     }
                     (Some(tag), _) => {
-                        self.run()?;
+                        self.inner.run()?;
                         self.by_expert(work, tag.kind, node)?;
                     }
                 }
             }
         }
-        self.run()
+        self.inner.run()
     }
 
     /// Whether experts have so many rows on average that each is multiplied faster by its own product.
@@ -225,7 +219,7 @@ impl ExpertBackend {
     unsafe fn is_plain_faster(&mut self, node: &ggml_tensor, routing: &Routing, view: ShareView<'_>) -> bool {
         // A trial must not run nodes that were added before.
         routing.ids.len() >= kernels::ROWS_MIN * routing.needed.len()
-            && check(self.inner.run()).is_ok()
+            && self.inner.run().is_ok()
             // SAFETY: by the caller.
             && routing.ids.len() / routing.needed.len()
                 >= unsafe { self.plain_from(node, view) }
@@ -247,7 +241,7 @@ impl ExpertBackend {
     /// # Safety
     /// As [`Inner::add`]; every row in `slot_ids` of the view is ready.
     unsafe fn whole(&mut self, node: *mut ggml_tensor, routing: &Routing, view: ShareView<'_>) -> Result<(), Failed> {
-        check(self.inner.reserve())?;
+        self.inner.reserve()?;
         // SAFETY: by the caller. The copied node writes where the original would have.
         unsafe {
             let mut product = *node;
@@ -375,10 +369,6 @@ impl Computes for ExpertBackend {
         }
         Ok(())
     }
-}
-
-fn check(status: ggml_status) -> Result<(), Failed> {
-    if status == GGML_STATUS_SUCCESS { Ok(()) } else { Err(status) }
 }
 
 /// Notes llama.cpp's compute buffer if it is ordinary memory of the CPU.

@@ -169,8 +169,8 @@ impl Inner {
 
     /// Makes room for one node: runs the graph when it is full. Must be called before storing the node's own structs,
     /// because a run discards them.
-    pub(crate) fn reserve(&mut self) -> ggml_status {
-        if self.graph.has_room(1) { llama::GGML_STATUS_SUCCESS } else { self.run() }
+    pub(crate) fn reserve(&mut self) -> Result<(), ggml_status> {
+        if self.graph.has_room(1) { Ok(()) } else { self.run() }
     }
 
     /// Appends a node whose sources are computed already or appended before, after [`Inner::reserve`].
@@ -188,8 +188,11 @@ impl Inner {
     }
 
     /// Computes the nodes added since the last run.
-    pub(crate) fn run(&mut self) -> ggml_status {
-        self.graph.submit(&self.cpu.stream, || false)
+    pub(crate) fn run(&mut self) -> Result<(), ggml_status> {
+        match self.graph.submit(&self.cpu.stream, || false) {
+            llama::GGML_STATUS_SUCCESS => Ok(()),
+            status => Err(status),
+        }
     }
 }
 

@@ -98,9 +98,7 @@ impl Model {
         };
         let mut needs = HeaderNeeds::of(&unloaded);
         needs.check_model(&unloaded, n_ctx)?;
-        let checks = options.check_tensors && is_plain;
-        let loading =
-            Loading { gguf: &gguf, originals: &originals, experts: &experts, run_mode, checks, options: &options };
+        let loading = Loading { gguf: &gguf, originals: &originals, experts: &experts, run_mode, options: &options };
         let raw = loading.load(&mut placement, &mut progress)?;
 
         if !run_mode.is_passthrough() {
@@ -240,8 +238,6 @@ struct Loading<'a> {
     originals: &'a [Original],
     experts: &'a Arc<Experts>,
     run_mode: RunMode,
-    /// llama.cpp checks the tensors' values.
-    checks: bool,
     options: &'a ModelOptions,
 }
 
@@ -253,7 +249,7 @@ impl Loading<'_> {
         // SAFETY: returns a struct of plain values.
         let mut params = unsafe { llama::llama_model_default_params() };
         placement.apply(&mut params, !is_plain);
-        params.check_tensors = self.checks;
+        params.check_tensors = self.options.check_tensors && is_plain;
         params.load_mtp = self.options.mtp;
         params.kv_overrides = overrides.as_ptr();
         params.progress_callback = Some(on_progress);

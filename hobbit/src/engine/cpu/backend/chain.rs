@@ -174,7 +174,7 @@ impl ExpertBackend {
                     unsafe { self.link(link, parts, chain.shape[1] > 1, view, scratch)? };
                 }
             }
-            self.run()?;
+            self.inner.run()?;
             staged.into_iter().for_each(|slice| work.host.memory.release(slice));
             pending.iter_mut().for_each(|progress| progress.done = progress.to);
             pending.retain(|progress| progress.done < chain.links.len());
@@ -268,7 +268,7 @@ impl ExpertBackend {
                 unsafe { self.link(link, &[part], by_token, Some(view), scratch)? };
             }
         }
-        self.run()?;
+        self.inner.run()?;
         let last = chain.links.last().expect("a chain has a product");
         let row = |(row, &pair): (usize, &Pair)| {
             // SAFETY: the last link's node is live; its rows are in scratch, and the run is over.
@@ -325,7 +325,7 @@ impl ExpertBackend {
         scratch: Scratch,
     ) -> Result<(), Failed> {
         let rows = parts[0].rows.start..parts[parts.len() - 1].rows.end;
-        check(self.inner.reserve())?;
+        self.inner.reserve()?;
         // SAFETY: by the caller; the link's node and sources are live.
         unsafe {
             let mut node = *link.node;

@@ -122,7 +122,7 @@ impl ExpertBackend {
             // SAFETY: by the caller; gathered rows, results and ids stay where they are until the run below.
             unsafe { self.add_group((&input, &output), rows.clone(), *view, *is_plain)? };
         }
-        self.run()?;
+        self.inner.run()?;
         for (rows, ..) in bounds.iter().filter(|(rows, ..)| rows.len() > 1) {
             for position in rows.clone() {
                 // SAFETY: as above; the run is over.
@@ -148,7 +148,7 @@ impl ExpertBackend {
         view: ShareView,
         is_plain: bool,
     ) -> Result<(), Failed> {
-        check(self.inner.reserve())?;
+        self.inner.reserve()?;
         let n = rows.len();
         // SAFETY: by the caller.
         unsafe {
@@ -210,7 +210,7 @@ impl ExpertBackend {
                 }
             }
         }
-        self.run()
+        self.inner.run()
     }
 
     /// Computes a product with weights in host memory. Experts with enough rows for the plain kernels are multiplied
@@ -228,7 +228,7 @@ impl ExpertBackend {
             };
         }
         // The choice and the rows must be computed, and a trial must not run nodes that were added before.
-        self.run()?;
+        self.inner.run()?;
         // SAFETY: by the caller: sources of a live node are live.
         let (weights, ids) = unsafe { (&*(*node).src[0], &*(*node).src[2]) };
         // SAFETY: nothing waits in the inner graph.

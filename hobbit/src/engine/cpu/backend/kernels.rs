@@ -254,7 +254,7 @@ impl<'a> TrialProduct<'a> {
         // SAFETY: the node's memory is ours until the run is over.
         unsafe { self.inner.add(product) };
         let started = Instant::now();
-        (self.inner.run() == GGML_STATUS_SUCCESS).then(|| started.elapsed())
+        self.inner.run().is_ok().then(|| started.elapsed())
     }
 }
 
