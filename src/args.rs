@@ -13,6 +13,7 @@ mod sampling;
 #[cfg(feature = "server")]
 pub mod server;
 mod speculation;
+pub mod table;
 #[cfg(test)]
 mod tests;
 
@@ -73,17 +74,6 @@ Signals: the first Ctrl-C stops an answer; SIGTERM and SIGHUP end in order, all 
 SIGUSR1 halves the expert caches and SIGUSR2 restores their planned size.
 Environment: every flag that shows [env: NAME] may be given there; the command line wins.
 Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.";
-
-/// The flags of `-h`, in the order of use. A program shows those that it has.
-const ESSENTIAL: &str = "\
-    model hf-repo models-dir mem-budget prompt file predict conversation system-prompt single-turn mmproj image host \
-    port api-key parallel ctx-size threads temp seed low cache-bias n-gpu-layers device-cache list-devices cache-state \
-    stats-json quiet verbose version help";
-
-/// Beginnings of the help's headings, in the order of use; others come second.
-const HEADINGS: &str = "\
-    Model, Prompt, Images, Conversation, Memory, Server, Slots, Context, Sampling, Devices, Output, Help, \
-    Reasoning, Speculative, Position, Dynamic precision, Expert caches, Routing, Papers";
 
 /// Run Mixture-of-Experts GGUF models that do not fit in memory.
 #[derive(Debug, Parser)]
@@ -234,24 +224,19 @@ pub fn as_program(command: clap::Command) -> clap::Command {
         .literal(AnsiColor::Cyan.on_default().bold())
         .placeholder(AnsiColor::Cyan.on_default());
     let command = command.styles(styles).disable_help_flag(true).disable_version_flag(true);
-    // clap orders headings by their first flag.
-    let rank = |arg: &clap::Arg| {
-        let heading = arg.get_help_heading().unwrap_or_default();
-        HEADINGS.split(", ").position(|own| heading.starts_with(own)).unwrap_or(1)
-    };
     let mut sorted: Vec<clap::Arg> = command.get_arguments().cloned().collect();
-    sorted.sort_by_key(rank);
+    sorted.sort_by_key(table::rank);
     let mut sorted = sorted.into_iter();
     with_spellings(command.mut_args(|arg| sorted.next().unwrap_or(arg)))
 }
 
-/// The command whose help has only [`ESSENTIAL`] flags and the examples.
+/// The command whose help has only the flags that most people need, and the examples.
 fn brief(command: clap::Command) -> clap::Command {
     let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let examples = examples.split("\n\n").next().unwrap_or_default().to_owned();
     let more = format!("{examples}\n\n{} --help lists every flag.", command.get_name());
     command.after_help(more).mut_args(|arg| {
-        let Some(place) = ESSENTIAL.split(' ').position(|long| arg.get_long() == Some(long)) else {
+        let Some(place) = table::place_in_brief(&arg) else {
             return arg.hide(true);
         };
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
@@ -269,7 +254,7 @@ pub fn with_spellings(command: clap::Command) -> clap::Command {
         let is_named = |name| arg.get_value_names().is_some_and(|names| names == [name]);
         let (is_switch, is_tri) = (is_named(Switch::NAME), is_named(Tri::NAME));
         let is_on = arg.get_default_values() == ["on"];
-        let mut also = arg.get_long().map(argv::other_spellings).unwrap_or_default();
+        let mut also: Vec<_> = arg.get_long().into_iter().flat_map(argv::other_spellings).collect();
         if let Some(long) = arg.get_long().filter(|_| is_switch && is_on) {
             also.push(format!("--no-{long}"));
         }

@@ -9,110 +9,16 @@ use std::ffi::{OsStr, OsString};
 use std::iter::Peekable;
 use std::str::FromStr;
 
+use super::args::table;
 use super::unsupported::{self, Verdict};
 use hobbit::options::Repack;
-
-/// Spellings beyond a flag's long name, its letter and `--no-` before a switch.
-const SPELLINGS: &[(&str, &str)] = &[
-    ("-hf", "hf-repo"),
-    ("-hfr", "hf-repo"),
-    ("-hff", "hf-file"),
-    ("-hft", "hf-token"),
-    ("-mu", "model-url"),
-    ("-mm", "mmproj"),
-    ("-ngl", "n-gpu-layers"),
-    ("--gpu-layers", "n-gpu-layers"),
-    ("-dev", "device"),
-    ("-sm", "split-mode"),
-    ("-mg", "main-gpu"),
-    ("-ts", "tensor-split"),
-    ("-cmoe", "cpu-moe"),
-    ("-ncmoe", "n-cpu-moe"),
-    ("-ot", "override-tensor"),
-    ("-lm", "load-mode"),
-    ("-oe", "output-err"),
-    ("-pg", "pg"),
-    ("-nkvo", "no-kv-offload"),
-    ("--host-cache", "expert-cache"),
-    ("--slots", "expert-slots"),
-    ("-bf", "binary-file"),
-    ("--save-all-logits", "kl-divergence-base"),
-    ("-np", "parallel"),
-    ("--n-parallel", "parallel"),
-    ("-a", "alias"),
-    ("-to", "timeout"),
-    ("-cb", "cont-batching"),
-    ("-kvu", "kv-unified"),
-    ("-sps", "slot-prompt-similarity"),
-    ("--embedding", "embeddings"),
-    ("--webui", "ui"),
-    ("--n-predict", "predict"),
-    ("-cnv", "conversation"),
-    ("-sys", "system-prompt"),
-    ("-sysf", "system-prompt-file"),
-    ("-rea", "reasoning"),
-    ("-st", "single-turn"),
-    ("-if", "interactive-first"),
-    ("-mli", "multiline-input"),
-    ("-ub", "ubatch-size"),
-    ("-tb", "threads-batch"),
-    ("-fa", "flash-attn"),
-    ("-ctk", "cache-type-k"),
-    ("-ctv", "cache-type-v"),
-    ("-kvo", "kv-offload"),
-    ("-ctxcp", "ctx-checkpoints"),
-    ("--swa-checkpoints", "ctx-checkpoints"),
-    ("-cms", "checkpoint-min-step"),
-    ("--sampler-seq", "sampling-seq"),
-    ("--temperature", "temp"),
-    ("--top-n-sigma", "top-nsigma"),
-    ("--typical-p", "typical"),
-    ("-jf", "json-schema-file"),
-    ("--draft", "spec-draft-n-max"),
-    ("--draft-n", "spec-draft-n-max"),
-    ("--draft-max", "spec-draft-n-max"),
-    ("--draft-min", "spec-draft-n-min"),
-    ("--draft-n-min", "spec-draft-n-min"),
-    ("--draft-p-min", "spec-draft-p-min"),
-    ("-md", "spec-draft-model"),
-    ("--model-draft", "spec-draft-model"),
-    ("-cd", "ctx-size-draft"),
-    ("-devd", "spec-draft-device"),
-    ("--device-draft", "spec-draft-device"),
-    ("-ngld", "spec-draft-ngl"),
-    ("--gpu-layers-draft", "spec-draft-ngl"),
-    ("--n-gpu-layers-draft", "spec-draft-ngl"),
-    ("-lcs", "lookup-cache-static"),
-    ("-lcd", "lookup-cache-dynamic"),
-    ("-co", "color"),
-    ("-sp", "special"),
-    ("--log-verbose", "verbose"),
-    ("-lv", "verbosity"),
-    ("--log-verbosity", "verbosity"),
-    ("--show-timings", "perf"),
-    ("--log-disable", "quiet"),
-    ("--usage", "help"),
-];
-
-/// Spellings that switch off.
-const NEGATIONS: &[(&str, &str)] = &[
-    ("-no-cnv", "conversation"),
-    ("-nkvo", "kv-offload"),
-    ("--no-webui", "ui"),
-    ("-nocb", "cont-batching"),
-    ("-no-kvu", "kv-unified"),
-    ("-nr", "repack"),
-    ("--no-repack", "repack"),
-    ("--no-show-timings", "perf"),
-];
 
 /// Flags that clap adds to commands without their own.
 const CLAPS: [&str; 4] = ["-h", "--help", "-V", "--version"];
 
 /// The spellings of `--long` that clap's help does not show.
-pub fn other_spellings(long: &str) -> Vec<String> {
-    let names = SPELLINGS.iter().chain(NEGATIONS).filter(|(_, target)| *target == long);
-    names.map(|(spelling, _)| spelling.to_string()).collect()
+pub fn other_spellings(long: &str) -> impl Iterator<Item = String> {
+    table::find(long).into_iter().flat_map(|flag| flag.also().chain(flag.off())).map(str::to_owned)
 }
 
 /// Every spelling of the flag `--long`.
@@ -129,14 +35,13 @@ fn spellings_of(arg: &clap::Arg, long: &str) -> Vec<(String, Takes)> {
     } else {
         Takes::Nothing
     };
-    let of = |table: &[(&str, &str)], takes| -> Vec<(String, Takes)> {
-        table.iter().filter(|(_, target)| *target == long).map(|(spelling, _)| (spelling.to_string(), takes)).collect()
-    };
     let mut all = vec![(format!("--{long}"), takes)];
     all.extend(arg.get_short().map(|letter| (format!("-{letter}"), takes)));
     all.extend(matches!(takes, Takes::Switch(_)).then(|| (format!("--no-{long}"), Takes::Switch(false))));
-    all.extend(of(SPELLINGS, takes));
-    all.extend(of(NEGATIONS, Takes::Switch(false)));
+    if let Some(flag) = table::find(long) {
+        all.extend(flag.also().map(|spelling| (spelling.to_owned(), takes)));
+        all.extend(flag.off().map(|spelling| (spelling.to_owned(), Takes::Switch(false))));
+    }
     all
 }
 
@@ -437,12 +342,17 @@ mod tests {
             assert!(unsupported::find(spelling).is_none(), "{spelling}");
         }
         #[cfg(feature = "server")]
-        for (spelling, long) in SPELLINGS.iter().chain(NEGATIONS) {
+        {
             let commands =
                 [crate::perplexity::args::command, crate::bench::args::command, crate::args::server::command];
             let others = commands.map(|command| Grammar::of(&command(), |_| None));
-            let mut found = others.iter().chain([&own]).filter_map(|grammar| grammar.flags.get(*spelling));
-            assert!(found.any(|(target, _)| target == long), "{spelling}");
+            let grammars = || others.iter().chain([&own]);
+            for flag in table::FLAGS {
+                for spelling in [format!("--{}", flag.long)].into_iter().chain(other_spellings(flag.long)) {
+                    let mut found = grammars().filter_map(|grammar| grammar.flags.get(&spelling));
+                    assert!(found.any(|(target, _)| target == flag.long), "{spelling}");
+                }
+            }
         }
     }
 }

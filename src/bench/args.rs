@@ -9,6 +9,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, Args, Command, CommandFactory, FromArgMatches, Parser};
 
 use super::case::integers;
+use crate::args::table::{self, List};
 use crate::args::{self, ExpertArgs, SourceArgs, SpeculationArgs};
 use crate::argv::{self, Note};
 use crate::manuals::PagesArgs;
@@ -186,14 +187,6 @@ pub enum Who {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order(pub Vec<Who>);
 
-/// Flags whose values may contain commas: repeat them to give several values.
-const WHOLE: &str = "\
-    low low-dir policy-weights path-table cache-state spec-draft-model lookup-cache-static \
-    lookup-cache-dynamic";
-/// Numeric flags, which accept ranges.
-const NUMBERS: &str = "\
-    n-gpu-layers n-cpu-moe main-gpu prefetch-distance keep-top substitute-max spec-draft-n-max spec-draft-n-min";
-
 /// The parsed command line.
 #[derive(Debug)]
 pub struct Typed {
@@ -264,14 +257,15 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::E
             continue;
         }
         let given = matches.get_many::<String>(id).into_iter().flatten();
+        let list = table::find(long).map_or(List::Words, |flag| flag.list);
         let mut alternatives = Vec::new();
         for text in given {
-            let values = alternatives_of(long, text)
+            let values = alternatives_of(list, text)
                 .map_err(|why| command.error(ErrorKind::InvalidValue, format!("--{long}: {why}")))?;
             alternatives.extend(values.into_iter().map(|value| format!("--{long}={value}")));
         }
-        if long == "rpc" {
-            engine.extend(alternatives.into_iter().map(|word| vec![word])); // servers that all cases have
+        if list == List::All {
+            engine.extend(alternatives.into_iter().map(|word| vec![word]));
         } else {
             engine.push(alternatives);
         }
@@ -290,18 +284,16 @@ pub fn engine_args(words: &[String]) -> Result<(EngineArgs, Vec<Note>), clap::Er
 }
 
 /// The values that one word stands for.
-fn alternatives_of(long: &str, text: &str) -> Result<Vec<String>, String> {
+fn alternatives_of(list: List, text: &str) -> Result<Vec<String>, String> {
     let parts = || text.split(',').map(str::to_owned);
-    let has = |list: &str| list.split(' ').any(|own| own == long);
-    Ok(match long {
-        _ if has(WHOLE) => vec![text.to_owned()],
-        _ if has(NUMBERS) && text.starts_with(|letter: char| letter.is_ascii_digit() || letter == '-') => {
+    Ok(match list {
+        List::Whole => vec![text.to_owned()],
+        List::Numbers if text.starts_with(|letter: char| letter.is_ascii_digit() || letter == '-') => {
             integers(text, true)?.into_iter().map(|value| value.to_string()).collect()
         }
-        // llama-bench separates the devices in one value by slashes.
-        "device" | "spec-draft-device" | "spec-type" => parts().map(|part| part.replace('/', ",")).collect(),
-        "override-tensor" => parts().map(|part| part.replace(';', ",")).collect(),
-        _ => parts().collect(),
+        List::Slashes => parts().map(|part| part.replace('/', ",")).collect(),
+        List::Semicolons => parts().map(|part| part.replace(';', ",")).collect(),
+        List::Numbers | List::Words | List::All => parts().collect(),
     })
 }
 
