@@ -17,6 +17,7 @@ pub mod table;
 #[cfg(test)]
 mod tests;
 
+use std::any::TypeId;
 use std::error::Error;
 use std::ffi::OsString;
 use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
@@ -133,7 +134,7 @@ pub struct MemoryArgs {
     #[arg(long, value_name = "SIZE|N%|auto", default_value = "auto", env = "HOBBIT_ARG_EXPERT_CACHE")]
     pub expert_cache: ExpertCache,
     /// Accept a budget above the available memory; by default it is refused
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_OVERCOMMIT")]
+    #[arg(long, env = "HOBBIT_ARG_OVERCOMMIT")]
     pub overcommit: Switch,
     /// Read experts around the page cache (direct), through it (buffered), or whichever suits the machine (auto)
     #[arg(long, value_name = "auto|direct|buffered", default_value = "auto", env = "HOBBIT_ARG_IO")]
@@ -149,13 +150,13 @@ pub struct OutputArgs {
     #[command(flatten)]
     pub closing: ClosingArgs,
     /// Colour prompt and input
-    #[arg(long, value_name = Tri::NAME, default_value = "auto")]
+    #[arg(long)]
     pub color: Tri,
     /// Print special tokens
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    #[arg(long)]
     pub special: Switch,
     /// Plain input and output, for pipes and limited consoles
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    #[arg(long)]
     pub simple_io: Switch,
     #[command(flatten)]
     pub log: LogArgs,
@@ -172,10 +173,10 @@ impl OutputArgs {
 #[command(next_help_heading = "Output")]
 pub struct ClosingArgs {
     /// Nothing on stderr but errors (and that the demo model runs, where no model was given)
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_QUIET")]
+    #[arg(long, env = "HOBBIT_ARG_QUIET")]
     pub quiet: Switch,
     /// Closing lines with speeds and cache hits; with -v also llama.cpp's
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_PERF")]
+    #[arg(long, default_value = "on", env = "LLAMA_ARG_PERF")]
     pub perf: Switch,
 }
 
@@ -184,7 +185,7 @@ pub struct ClosingArgs {
 #[command(next_help_heading = "Output")]
 pub struct LogArgs {
     /// Log everything
-    #[arg(short, long, value_name = Switch::NAME, default_value = "off")]
+    #[arg(short, long)]
     pub verbose: Switch,
     /// Log errors (1), warnings (2), information (3), more (4), everything (5)
     #[arg(long, value_name = "N", default_value = "3", env = "LLAMA_ARG_LOG_VERBOSITY")]
@@ -250,7 +251,7 @@ fn brief(command: clap::Command) -> clap::Command {
 /// Adds to a derived command the parts that the derive cannot express: the forms of switches, and llama.cpp's other
 /// spellings.
 pub fn with_spellings(command: clap::Command) -> clap::Command {
-    command.mut_args(|arg| {
+    with_switches(command).mut_args(|arg| {
         let is_named = |name| arg.get_value_names().is_some_and(|names| names == [name]);
         let (is_switch, is_tri) = (is_named(Switch::NAME), is_named(Tri::NAME));
         let is_on = arg.get_default_values() == ["on"];
@@ -264,6 +265,25 @@ pub fn with_spellings(command: clap::Command) -> clap::Command {
         match is_switch || is_tri {
             true => arg.num_args(0..=1).require_equals(true).default_missing_value("on"),
             false => arg,
+        }
+    })
+}
+
+/// Names the values of switches, and switches off or leaves to choice what the declaration does not switch on.
+pub fn with_switches(command: clap::Command) -> clap::Command {
+    command.mut_args(|arg| {
+        let is_of = |wanted: TypeId| arg.get_value_parser().type_id() == wanted;
+        let (name, default) = if is_of(TypeId::of::<Switch>()) {
+            (Switch::NAME, "off")
+        } else if is_of(TypeId::of::<Tri>()) {
+            (Tri::NAME, "auto")
+        } else {
+            return arg;
+        };
+        // The derive requires a value where the declaration gives no default.
+        match arg.is_required_set() {
+            true => arg.value_name(name).required(false).default_value(default),
+            false => arg.value_name(name),
         }
     })
 }

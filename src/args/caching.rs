@@ -45,10 +45,10 @@ pub struct CachingArgs {
           value_parser = clap::value_parser!(u8).range(1..=8), env = "HOBBIT_ARG_PREFETCH_DISTANCE")]
     pub prefetch_distance: u8,
     /// Compute with the experts of a layer that are in memory while others are read or copied. Off measures the gain
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_OVERLAP")]
+    #[arg(long, default_value = "on", env = "HOBBIT_ARG_OVERLAP")]
     pub overlap: Switch,
     /// Fill free slots while no computation waits for a read: before the first prompt, and while a message is typed
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_FILL")]
+    #[arg(long, default_value = "on", env = "HOBBIT_ARG_FILL")]
     pub fill: Switch,
     /// Send tokens along the routes of a trace (--trace, hobbit-sim import) instead of the model's routers: to
     /// measure with a real model's locality. The generated text is meaningless

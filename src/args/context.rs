@@ -38,19 +38,19 @@ pub struct ContextArgs {
     #[arg(long, value_name = "TYPE", default_value = "f16", env = "LLAMA_ARG_CACHE_TYPE_V")]
     pub cache_type_v: KvType,
     /// Keep the KV cache on the device
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_KV_OFFLOAD")]
+    #[arg(long, default_value = "on", env = "LLAMA_ARG_KV_OFFLOAD")]
     pub kv_offload: Switch,
     /// Run one empty step first
-    #[arg(long, value_name = Switch::NAME, default_value = "on")]
+    #[arg(long, default_value = "on")]
     pub warmup: Switch,
     /// When the context is full, drop its older half and go on
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_CONTEXT_SHIFT")]
+    #[arg(long, env = "LLAMA_ARG_CONTEXT_SHIFT")]
     pub context_shift: Switch,
     /// Tokens of the prompt that a context shift keeps; -1 keeps all
     #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(i32).range(-1..))]
     pub keep: i32,
     /// Keep the whole context for sliding-window layers
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_SWA_FULL")]
+    #[arg(long, env = "LLAMA_ARG_SWA_FULL")]
     pub swa_full: Switch,
     /// Copies of the state of a recurrent model or a sliding window to go back to, at most N for each
     /// conversation or slot, in a sixteenth of the memory; 0 (in hobbit-cli always with --mmproj): prompts that do not

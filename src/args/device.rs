@@ -35,13 +35,13 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "SERVERS", value_delimiter = ',', env = "LLAMA_ARG_RPC")]
     pub rpc: Vec<String>,
     /// Compute all experts on the CPU
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_CPU_MOE")]
+    #[arg(long, env = "LLAMA_ARG_CPU_MOE")]
     pub cpu_moe: Switch,
     /// Compute the experts of the first N layers on the CPU
     #[arg(long, value_name = "N", default_value = "0", env = "LLAMA_ARG_N_CPU_MOE")]
     pub n_cpu_moe: u32,
     /// Copy weights that the CPU computes with to a device for batches of 32 tokens and more: prompts
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_OP_OFFLOAD")]
+    #[arg(long, default_value = "on", env = "LLAMA_ARG_OP_OFFLOAD")]
     pub op_offload: Switch,
     /// Ordinary weights whose names contain a pattern go to a buffer type such as CPU or CUDA0; comma-separated or
     /// repeated, the first match decides. Experts are placed by --device-cache and --n-cpu-moe
@@ -59,7 +59,7 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "auto|on|off|N", default_value = "auto", env = "HOBBIT_ARG_CPU_HELPER")]
     pub cpu_helper: CpuHelper,
     /// Keep experts in pinned host memory where the device offers it, which makes copies faster
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_PINNED")]
+    #[arg(long, default_value = "on", env = "HOBBIT_ARG_PINNED")]
     pub pinned: Switch,
     /// Compute experts in place in host memory, without copies: on GPUs known to share it (auto), on every integrated
     /// GPU while others are refused, or never

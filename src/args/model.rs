@@ -18,12 +18,12 @@ pub struct ModelArgs {
     #[command(flatten)]
     pub source: SourceArgs,
     /// Look for invalid values in the weights while loading
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    #[arg(long)]
     pub check_tensors: Switch,
     /// Rearrange weights for the CPU: where the whole model fits and llama.cpp runs it by itself, and where half of the
     /// experts have slots and are of MXFP4, Q4_0 or IQ4_NL (auto), always (on), or never; it changes the last bits of
     /// some types' results
-    #[arg(long, value_name = Tri::NAME, default_value = "auto", env = "LLAMA_ARG_REPACK")]
+    #[arg(long, env = "LLAMA_ARG_REPACK")]
     pub repack: Tri,
     /// Replace metadata of the file, e.g. llama.expert_used_count=int:2; comma-separated or repeated
     #[arg(long, value_name = "KEY=TYPE:VALUE", value_delimiter = ',')]
@@ -49,7 +49,7 @@ pub struct SourceArgs {
     #[arg(long, value_name = "URL", group = "named_model", env = "LLAMA_ARG_MODEL_URL")]
     pub model_url: Option<String>,
     /// Contact no server: use only files that were fetched earlier
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_OFFLINE")]
+    #[arg(long, env = "LLAMA_ARG_OFFLINE")]
     pub offline: Switch,
 }
 

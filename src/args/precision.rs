@@ -48,13 +48,13 @@ pub struct PrecisionArgs {
     #[arg(long, value_name = "N%", value_parser = share, env = "HOBBIT_ARG_PREFILL_LOW")]
     pub prefill_low: Option<f32>,
     /// When an expert is skipped, scale the weights of the others up
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_RENORMALISE")]
+    #[arg(long, env = "HOBBIT_ARG_RENORMALISE")]
     pub renormalise: Switch,
     /// Replace often used low-precision experts by high-precision ones while nothing else is read
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_UPGRADE")]
+    #[arg(long, default_value = "on", env = "HOBBIT_ARG_UPGRADE")]
     pub upgrade: Switch,
     /// Make results independent of the speed of reads: same seed, budget and prompt give the same text
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_DETERMINISTIC")]
+    #[arg(long, env = "HOBBIT_ARG_DETERMINISTIC")]
     pub deterministic: Switch,
 }
 

@@ -23,7 +23,7 @@ pub struct TextArgs {
     #[arg(long, value_name = "FNAME", overrides_with_all = ["prompt", "file"])]
     pub binary_file: Option<PathBuf>,
     /// Process \n, \r, \t, \', \", \\ and \xHH in prompts and affixes
-    #[arg(short, long, value_name = Switch::NAME, default_value = "on")]
+    #[arg(short, long, default_value = "on")]
     pub escape: Switch,
 }
 
@@ -33,10 +33,10 @@ pub struct PromptArgs {
     #[command(flatten)]
     pub text: TextArgs,
     /// Print the prompt before the generated text
-    #[arg(long, value_name = Switch::NAME, default_value = "on")]
+    #[arg(long, default_value = "on")]
     pub display_prompt: Switch,
     /// Print the prompt's tokens on stderr
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    #[arg(long)]
     pub verbose_prompt: Switch,
     /// Tokens to generate (per turn); -1 without end, -2 until the context is full
     #[arg(short = 'n', long, value_name = "N", env = "LLAMA_ARG_N_PREDICT")]
@@ -45,10 +45,10 @@ pub struct PromptArgs {
     #[arg(long, value_name = "FNAME")]
     pub prompt_cache: Option<PathBuf>,
     /// Keep the generated tokens there, too
-    #[arg(long, value_name = Switch::NAME, default_value = "off", requires = "prompt_cache")]
+    #[arg(long, requires = "prompt_cache")]
     pub prompt_cache_all: Switch,
     /// Read that file, but do not change it
-    #[arg(long, value_name = Switch::NAME, default_value = "off", requires = "prompt_cache")]
+    #[arg(long, requires = "prompt_cache")]
     pub prompt_cache_ro: Switch,
     /// Stop at this text; in interactive mode it is the user's turn then. May be repeated
     #[arg(short, long, value_name = "PROMPT")]
@@ -59,7 +59,7 @@ pub struct PromptArgs {
 #[command(next_help_heading = "Conversation")]
 pub struct ChatArgs {
     /// Converse instead of continuing a text (default: if the model has a chat template)
-    #[arg(long, value_name = Switch::NAME)]
+    #[arg(long)]
     pub conversation: Option<Switch>,
     /// System prompt of the conversation
     #[arg(long, value_name = "PROMPT", overrides_with = "system_prompt_file")]
@@ -68,16 +68,16 @@ pub struct ChatArgs {
     #[arg(long, value_name = "FNAME", overrides_with = "system_prompt")]
     pub system_prompt_file: Option<PathBuf>,
     /// End after one answer
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    #[arg(long)]
     pub single_turn: Switch,
     /// Continue a text with the user: input is asked for at reverse prompts and at the end of a text
-    #[arg(short, long, value_name = Switch::NAME, default_value = "off")]
+    #[arg(short, long)]
     pub interactive: Switch,
     /// Like -i, but ask for input at once
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    #[arg(long)]
     pub interactive_first: Switch,
     /// Input ends with a line that ends in '\' instead of the other way round
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    #[arg(long)]
     pub multiline_input: Switch,
     /// Text before each input of the user; disables the chat template
     #[arg(long, value_name = "STRING")]
@@ -86,11 +86,11 @@ pub struct ChatArgs {
     #[arg(long, value_name = "STRING")]
     pub in_suffix: Option<String>,
     /// BOS token before each input of the user; disables the chat template
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    #[arg(long)]
     pub in_prefix_bos: Switch,
     /// Keep what is typed for later conversations, in $XDG_STATE_HOME/hobbit/history or
     /// ~/.local/state/hobbit/history; lines that begin with a space are never kept
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_HISTORY")]
+    #[arg(long, default_value = "on", env = "HOBBIT_ARG_HISTORY")]
     pub history: Switch,
     #[command(flatten)]
     pub template: TemplateArgs,
@@ -106,7 +106,7 @@ pub struct TemplateArgs {
     #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_CHAT_TEMPLATE_FILE")]
     pub chat_template_file: Option<PathBuf>,
     /// Run the chat template; without it llama.cpp recognises well-known ones and writes their format
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_JINJA")]
+    #[arg(long, default_value = "on", env = "LLAMA_ARG_JINJA")]
     pub jinja: Switch,
 }
 
@@ -124,7 +124,7 @@ impl TemplateArgs {
 #[command(next_help_heading = "Reasoning (in conversations)")]
 pub struct ReasoningArgs {
     /// Have the model think before it answers; auto: as its chat template does
-    #[arg(long, value_name = Tri::NAME, default_value = "auto", env = "LLAMA_ARG_REASONING")]
+    #[arg(long, env = "LLAMA_ARG_REASONING")]
     pub reasoning: Tri,
     /// Place of the reasoning: none leaves it in the answer with its tags; deepseek and auto keep it apart
     #[arg(long, value_name = "none|auto|deepseek|deepseek-legacy", default_value = "auto", env = "LLAMA_ARG_THINK")]
@@ -140,13 +140,13 @@ pub struct ReasoningArgs {
     #[arg(long, value_name = "MESSAGE", env = "LLAMA_ARG_THINK_BUDGET_MESSAGE")]
     pub reasoning_budget_message: Option<String>,
     /// Keep earlier reasoning in the conversation, where the template can (supports_preserve_reasoning)
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_REASONING_PRESERVE")]
+    #[arg(long, default_value = "on", env = "LLAMA_ARG_REASONING_PRESERVE")]
     pub reasoning_preserve: Switch,
     /// Variables for the chat template, a JSON object such as {"enable_thinking": false}
     #[arg(long, value_name = "JSON", value_parser = template_kwargs, env = "LLAMA_ARG_CHAT_TEMPLATE_KWARGS")]
     pub chat_template_kwargs: Option<TemplateKwargs>,
     /// Show answers unparsed, with the tags of reasoning and tool calls
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_SKIP_CHAT_PARSING")]
+    #[arg(long, env = "LLAMA_ARG_SKIP_CHAT_PARSING")]
     pub skip_chat_parsing: Switch,
 }
 

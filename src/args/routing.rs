@@ -24,7 +24,7 @@ pub struct RoutingArgs {
     #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = strength, env = "HOBBIT_ARG_CACHE_BIAS")]
     pub cache_bias: f32,
     /// Accept a --cache-bias above 0.3, where text stays fluent and becomes wrong
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_CACHE_BIAS_ANY")]
+    #[arg(long, env = "HOBBIT_ARG_CACHE_BIAS_ANY")]
     pub cache_bias_any: Switch,
     /// Always use a token's best N experts, in memory or not
     #[arg(long, value_name = "N", default_value_t = RoutingOptions::KEEP_TOP, env = "HOBBIT_ARG_KEEP_TOP",
@@ -63,7 +63,7 @@ pub struct RoutingArgs {
     #[arg(long, value_name = "N", value_parser = milliseconds, env = "HOBBIT_ARG_TARGET_LATENCY")]
     pub target_latency: Option<Duration>,
     /// Apply this to prompts too; its effect on the context stays
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_ROUTE_PROMPTS")]
+    #[arg(long, env = "HOBBIT_ARG_ROUTE_PROMPTS")]
     pub route_prompts: Switch,
 }
 

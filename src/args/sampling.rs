@@ -94,7 +94,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "N", default_value = "5", value_parser = finite)]
     pub mirostat_ent: f32,
     /// Ignore the end-of-text token
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    #[arg(long)]
     pub ignore_eos: Switch,
     /// Add to a token's logit, e.g. 15043+1 or 15043-inf; may be repeated
     #[arg(short, long, value_name = "TOKEN_ID(+/-)BIAS", value_parser = logit_bias)]

@@ -87,10 +87,10 @@ pub struct RouterArgs {
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = seconds, env = "HOBBIT_ARG_MODEL_WAIT")]
     pub model_wait: Duration,
     /// With --models-dir: load a model when a request names it; otherwise only POST /models/load does
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_MODELS_AUTOLOAD")]
+    #[arg(long, default_value = "on", env = "LLAMA_ARG_MODELS_AUTOLOAD")]
     pub models_autoload: Switch,
     /// With --models-dir: clients may download models of the Hub (/api/pull) and remove them (/api/delete)
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_MODELS_PULL")]
+    #[arg(long, env = "HOBBIT_ARG_MODELS_PULL")]
     pub models_pull: Switch,
     /// With --models-dir: seconds without a request after which a model leaves memory; -1 never
     #[arg(long, value_name = "N", default_value = "-1", value_parser = clap::value_parser!(i64).range(-1..))]
@@ -114,7 +114,7 @@ pub struct HttpArgs {
     #[arg(long, value_name = "PORT", default_value = "8080", env = "LLAMA_ARG_PORT")]
     pub port: u16,
     /// Listen on the socket that is standard input, which the server of several models gives its processes
-    #[arg(long, value_name = Switch::NAME, default_value = "off", hide = true)]
+    #[arg(long, hide = true)]
     pub socket_on_stdin: Switch,
     /// Names of the model for clients, comma-separated (default: the file's name)
     #[arg(long, value_name = "NAME", value_delimiter = ',', env = "LLAMA_ARG_ALIAS")]
@@ -162,16 +162,16 @@ pub struct HttpArgs {
           env = "HOBBIT_ARG_LOG_FORMAT")]
     pub log_format: String,
     /// Serve the page at /
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_UI")]
+    #[arg(long, default_value = "on", env = "LLAMA_ARG_UI")]
     pub ui: Switch,
     /// Serve /metrics, for Prometheus
-    #[arg(long = "metrics", value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_ENDPOINT_METRICS")]
+    #[arg(long = "metrics", env = "LLAMA_ARG_ENDPOINT_METRICS")]
     pub endpoint_metrics: Switch,
     /// Serve /slots
-    #[arg(long = "slots", value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_ENDPOINT_SLOTS")]
+    #[arg(long = "slots", default_value = "on", env = "LLAMA_ARG_ENDPOINT_SLOTS")]
     pub endpoint_slots: Switch,
     /// Accept POST /props
-    #[arg(long = "props", value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_ENDPOINT_PROPS")]
+    #[arg(long = "props", env = "LLAMA_ARG_ENDPOINT_PROPS")]
     pub endpoint_props: Switch,
     /// Seconds that streams have to finish when the server ends
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds, env = "HOBBIT_ARG_SHUTDOWN_GRACE")]
@@ -190,17 +190,17 @@ pub struct SlotArgs {
           value_parser = clap::value_parser!(u32).range(1..))]
     pub max_waiting: u32,
     /// Slots share one context: each may take as much as the others leave
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_KV_UNIFIED")]
+    #[arg(long, env = "LLAMA_ARG_KV_UNIFIED")]
     pub kv_unified: Switch,
     /// Generate for all slots in one batch (always)
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_CONT_BATCHING")]
+    #[arg(long, default_value = "on", env = "LLAMA_ARG_CONT_BATCHING")]
     pub cont_batching: Switch,
     /// Longest wait in seconds for the next token of a stream while prompts of others are computed, which is done in
     /// pieces short enough for it
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds, env = "HOBBIT_ARG_STALL_LIMIT")]
     pub stall_limit: Duration,
     /// Reuse the beginning of a prompt that a slot has evaluated already
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_CACHE_PROMPT")]
+    #[arg(long, default_value = "on", env = "LLAMA_ARG_CACHE_PROMPT")]
     pub cache_prompt: Switch,
     /// Reuse runs of at least N tokens from other places of the context; 0: none
     #[arg(long, value_name = "N", default_value = "0", env = "LLAMA_ARG_CACHE_REUSE")]
@@ -212,23 +212,23 @@ pub struct SlotArgs {
     #[arg(long, value_name = "PATH", env = "LLAMA_ARG_SLOT_SAVE_PATH")]
     pub slot_save_path: Option<PathBuf>,
     /// Load LoRA adapters without applying them: requests and POST /lora-adapters give the scales
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    #[arg(long)]
     pub lora_init_without_apply: Switch,
     /// Tokens to generate where a request gives no number; -1 without end (default: -1, 96 with the demo model)
     #[arg(short = 'n', long, value_name = "N", env = "LLAMA_ARG_N_PREDICT",
           value_parser = clap::value_parser!(i32).range(-1..))]
     pub predict: Option<i32>,
     /// Serve embeddings, and nothing else
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_EMBEDDINGS")]
+    #[arg(long, env = "LLAMA_ARG_EMBEDDINGS")]
     pub embeddings: Switch,
     /// How the embeddings of a text's tokens are combined: none, mean, cls, last, rank (default: the model's way)
     #[arg(long, value_name = "POOLING", env = "LLAMA_ARG_POOLING")]
     pub pooling: Option<Pooling>,
     /// /infill with the suffix before the prefix
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    #[arg(long)]
     pub spm_infill: Switch,
     /// Spell out special tokens
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    #[arg(long)]
     pub special: Switch,
 }
 
@@ -238,7 +238,7 @@ pub struct ServedChatArgs {
     #[command(flatten)]
     pub template: TemplateArgs,
     /// An assistant's message at the end of a conversation is continued
-    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_PREFILL_ASSISTANT")]
+    #[arg(long, default_value = "on", env = "LLAMA_ARG_PREFILL_ASSISTANT")]
     pub prefill_assistant: Switch,
 }
 

@@ -26,7 +26,7 @@ pub struct SpeculationArgs {
     #[arg(long, value_name = "P", default_value = "0", env = "LLAMA_ARG_SPEC_DRAFT_P_MIN", value_parser = probability)]
     pub spec_draft_p_min: f32,
     /// Always draft as many as --spec-draft-n-max, also where it is slower: for measurements
-    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_DRAFT_FIXED")]
+    #[arg(long, env = "HOBBIT_ARG_DRAFT_FIXED")]
     pub draft_fixed: Switch,
     /// The model that drafts. Its memory counts in --mem-budget
     #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_SPEC_DRAFT_MODEL")]

@@ -215,7 +215,7 @@ fn expert_flags() -> Vec<Arg> {
 }
 
 fn expert_command() -> Command {
-    EngineArgs::augment_args(Command::new("hobbit-bench").disable_help_flag(true))
+    args::with_switches(EngineArgs::augment_args(Command::new("hobbit-bench").disable_help_flag(true)))
 }
 
 /// The clap command.

@@ -62,7 +62,7 @@ pub struct MeasureArgs {
     #[arg(long, value_name = "0|1", default_value = "0", value_parser = clap::value_parser!(u8).range(..=1))]
     pub ppl_output_type: u8,
     /// Compare with the log-probabilities in --kl-divergence-base; a text given with -f must be theirs
-    #[arg(long, value_name = Switch::NAME, default_value = "off")]
+    #[arg(long)]
     pub kl_divergence: Switch,
     /// Write the log-probabilities of all scored tokens here, or with --kl-divergence read them
     #[arg(long, value_name = "FNAME")]
