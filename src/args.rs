@@ -81,9 +81,7 @@ Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SI
 #[command(name = "hobbit-cli", override_usage = "hobbit-cli [OPTIONS]", after_help = EXAMPLES)]
 pub struct LowArgs {
     #[command(flatten)]
-    pub model: ModelArgs,
-    #[command(flatten)]
-    pub experts: ExpertArgs,
+    pub run: RunArgs,
     #[command(flatten)]
     pub prompt: PromptArgs,
     #[command(flatten)]
@@ -95,10 +93,6 @@ pub struct LowArgs {
     #[command(flatten)]
     pub reasoning: ReasoningArgs,
     #[command(flatten)]
-    pub context: ContextArgs,
-    #[command(flatten)]
-    pub rope: RopeArgs,
-    #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]
     pub speculation: SpeculationArgs,
@@ -106,7 +100,20 @@ pub struct LowArgs {
     pub output: OutputArgs,
 }
 
-/// Memory and computation of experts: flags of every program that runs a model.
+/// A model, its memory and its context: flags of every program that a user runs a model with.
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub experts: ExpertArgs,
+    #[command(flatten)]
+    pub context: ContextArgs,
+    #[command(flatten)]
+    pub rope: RopeArgs,
+}
+
+/// Memory and computation of experts: these, and those of speculative decoding, are also what hobbit-bench varies.
 #[derive(Args, Debug)]
 pub struct ExpertArgs {
     #[command(flatten)]

@@ -99,7 +99,7 @@ pub fn text(args: &HiArgs, around: &dyn Surroundings, log: &Log, ctrl_c: &CtrlC)
     if !found.is_empty() {
         return Ok((as_typed(found, args.escape), args.predict));
     }
-    if !args.is_demo {
+    if !args.run.is_demo {
         bail!("the standard input is empty, expected a prompt there; give a text with -p, or a file with -f");
     }
     log.line(Level::Warning, "warning: the standard input is empty: the demo model continues its own text");

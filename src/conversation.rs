@@ -24,7 +24,8 @@ const PROMPT: &str = "> ";
 
 /// Advice for a full context.
 fn room(desk: &Desk) -> String {
-    let by_itself = if desk.args.session_options.context_shift { "" } else { " (--context-shift does so by itself)" };
+    let by_itself =
+        if desk.args.run.session_options.context_shift { "" } else { " (--context-shift does so by itself)" };
     format!("forget the oldest turns with /forget N or all with /clear{by_itself}")
 }
 
@@ -83,7 +84,7 @@ struct Conversation {
 /// Runs the conversation until the user ends it, or for one turn with `-st`.
 pub fn run(desk: &mut Desk) -> Result<End> {
     let args = desk.args;
-    let templates = run::templates(desk.model, &args.model, args.chat.template.chat_template.as_deref())?;
+    let templates = run::templates(desk.model, &args.run.model, args.chat.template.chat_template.as_deref())?;
     let kwargs = &args.reasoning.template_kwargs;
     let template_thinks = args.chat.template.jinja.0 && templates.supports_thinking();
     let inputs = ChatInputs {
@@ -303,7 +304,7 @@ impl Conversation {
             return Ok(spoken.end);
         }
         // Otherwise the next message makes room.
-        if spoken.end == End::ContextFull && !desk.args.session_options.context_shift {
+        if spoken.end == End::ContextFull && !desk.args.run.session_options.context_shift {
             let line = format!("warning: there is no room for another message: {}", room(desk));
             desk.log.line(Level::Warning, line);
         }
@@ -344,7 +345,7 @@ impl Conversation {
         let turns = (first + 1..self.messages.len()).filter(|&at| self.messages[at].role == Role::User);
         let mut n_dropped = 0;
         for next in turns {
-            if !desk.args.session_options.context_shift || wanted.tokens.n_cells() + room <= n_ctx {
+            if !desk.args.run.session_options.context_shift || wanted.tokens.n_cells() + room <= n_ctx {
                 break;
             }
             n_dropped = next - first;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use super::advice;
 use super::args::{
-    ChatArgs, ContextArgs, ExpertArgs, LowArgs, ModelArgs, OutputArgs, RopeArgs, SamplingArgs, TextArgs, bounded,
+    ChatArgs, ContextArgs, ExpertArgs, LowArgs, OutputArgs, RopeArgs, RunArgs, SamplingArgs, TextArgs, bounded,
 };
 use super::argv::{Switch, Tri};
 use super::demo;
@@ -23,12 +23,7 @@ use hobbit_core::files::{Input, Kind, Output, OutputError};
 /// Settings of a run, complete and checked.
 #[derive(Debug)]
 pub struct HiArgs {
-    /// The model's file.
-    pub model: PathBuf,
-    /// Whether it is the bundled one.
-    pub is_demo: bool,
-    pub model_options: ModelOptions,
-    pub session_options: SessionOptions,
+    pub run: Run,
     pub sampling: SamplingOptions,
     pub speculation: Option<SpeculationOptions>,
     /// The schema from which the grammar was made, if any: a chat template knows in which part of an answer it
@@ -59,6 +54,37 @@ pub struct HiArgs {
     pub colour: bool,
     /// Files read for these settings, with their flags.
     pub read: Vec<(&'static str, PathBuf)>,
+}
+
+/// A model, and the session that it runs in.
+#[derive(Debug)]
+pub struct Run {
+    /// The model's file.
+    pub model: PathBuf,
+    /// Whether it is the bundled one.
+    pub is_demo: bool,
+    pub model_options: ModelOptions,
+    pub session_options: SessionOptions,
+}
+
+impl Run {
+    /// `fit` changes the session to what the program needs, before memory is planned for it.
+    pub fn new(args: &RunArgs, around: &dyn Surroundings, fit: impl FnOnce(&mut SessionOptions)) -> Result<Self> {
+        let (path, is_demo) = match &args.model.model {
+            Some(path) => (path.clone(), false),
+            None => (around.demo_model().map_err(anyhow::Error::msg)?, true),
+        };
+        let mut session_options = session(&args.context, &args.rope);
+        fit(&mut session_options);
+        let model_options = ModelOptions {
+            repack: args.model.repack.into(),
+            check_tensors: args.model.check_tensors.0,
+            kv_overrides: args.model.override_kv.clone(),
+            adapters: args.model.adapters.options(),
+            ..experts(&args.experts, &path, session_options.clone())?
+        };
+        Ok(Self { model: path, is_demo, model_options, session_options })
+    }
 }
 
 /// The file of `--prompt-cache`.
@@ -92,7 +118,7 @@ pub struct Affixes {
 
 impl HiArgs {
     pub fn new(mut low: LowArgs, around: &dyn Surroundings) -> Result<Self> {
-        let (model, is_demo) = model(&low.model, around)?;
+        let is_demo = low.run.model.model.is_none();
         let inputs = given_files([
             ("-f", &low.prompt.text.file),
             ("-bf", &low.prompt.text.binary_file),
@@ -122,26 +148,25 @@ impl HiArgs {
         }
         let until_full = predict == Some(-2);
         let escape = low.prompt.text.escape.0;
-        let mut session = session(&low.context, &low.rope, until_full);
         let speculation = low.speculation.options();
-        // Each draft's logits are wanted, and those of the token before.
-        session.n_outputs_max += speculation.as_ref().map_or(0, |own| own.n_max);
-        session.rollback = speculation.as_ref().map_or(0, |own| own.n_max);
-        let experts = experts(low.experts, &model, session.clone())?;
+        let n_drafts = speculation.as_ref().map_or(0, |own| own.n_max);
+        let mut run = Run::new(&low.run, around, |session| {
+            session.context_shift &= !until_full;
+            // Each draft's logits are wanted, and those of the token before.
+            session.n_outputs_max += n_drafts;
+            session.rollback = n_drafts;
+        })?;
         let json_schema = json_schema(&low.sampling, around)?;
-        let projector = low.media.options(&session);
+        let projector = low.media.options(&run.session_options);
         if projector.is_some() && prompt_cache.is_some() {
             bail!("--prompt-cache keeps texts, not images and sound; leave it out with --mmproj");
         }
         if projector.is_some() {
             // An image's tokens and positions differ in number, and a checkpoint counts tokens.
-            session.checkpoints = 0;
+            run.session_options.checkpoints = 0;
         }
         Ok(Self {
-            model,
-            is_demo,
-            model_options: of_model(&low.model, experts),
-            session_options: session,
+            run,
             sampling: sampling(low.sampling, json_schema.as_ref(), escape, around)?,
             speculation,
             json_schema: json_schema.map(|(_, schema)| schema),
@@ -181,7 +206,7 @@ impl HiArgs {
             ("--stats-json", &self.output.stats_json, Kind::Json),
             ("--prompt-cache", &cache, Kind::Sequence),
         ];
-        check_outputs(&self.model_options, &self.model, &written, &self.read)
+        check_outputs(&self.run.model_options, &self.run.model, &written, &self.read)
     }
 
     /// Conversation or completion, as llama-completion decides.
@@ -227,25 +252,6 @@ fn unescaped(bytes: &[u8], escape: bool) -> Bytes {
     Bytes(if escape { unescape(bytes) } else { bytes.to_vec() })
 }
 
-/// The model's file, and whether it is the bundled one.
-pub fn model(args: &ModelArgs, around: &dyn Surroundings) -> Result<(PathBuf, bool)> {
-    match &args.model {
-        Some(path) => Ok((path.clone(), false)),
-        None => Ok((around.demo_model().map_err(anyhow::Error::msg)?, true)),
-    }
-}
-
-/// Model options from the flags about the model itself, added to those about its experts.
-pub fn of_model(args: &ModelArgs, experts: ModelOptions) -> ModelOptions {
-    ModelOptions {
-        repack: args.repack.into(),
-        check_tensors: args.check_tensors.0,
-        kv_overrides: args.override_kv.clone(),
-        adapters: args.adapters.options(),
-        ..experts
-    }
-}
-
 /// The files that were given, with their flags.
 pub fn given_files<const N: usize>(files: [(&'static str, &Option<PathBuf>); N]) -> Vec<(&'static str, PathBuf)> {
     files.into_iter().filter_map(|(flag, path)| Some((flag, path.clone()?))).collect()
@@ -264,9 +270,8 @@ pub fn check_outputs(
 }
 
 /// Options for expert storage and computation, for a session like `expects`. All programs' flags pass through here.
-pub fn experts(args: ExpertArgs, model: &Path, expects: SessionOptions) -> Result<ModelOptions> {
+pub fn experts(args: &ExpertArgs, model: &Path, expects: SessionOptions) -> Result<ModelOptions> {
     let ExpertArgs { preset: _, memory, device, precision, routing, caching } = args;
-    let max_loss = routing.max_loss;
     let options = ModelOptions {
         budget: memory.mem_budget,
         overcommit: memory.overcommit.0,
@@ -280,21 +285,21 @@ pub fn experts(args: ExpertArgs, model: &Path, expects: SessionOptions) -> Resul
         caching: caching.options(),
         path_table: caching.path_table()?,
         routes: caching.routes()?,
-        trace: caching.trace,
-        cache_state: caching.cache_state,
+        trace: caching.trace.clone(),
+        cache_state: caching.cache_state.clone(),
         io: memory.io,
         n_gpu_layers: device.n_gpu_layers,
         device: device.options(),
         ..ModelOptions::default()
     };
-    match max_loss {
+    match routing.max_loss {
         Some(max_loss) => bounded(options, model, max_loss),
         None => Ok(options),
     }
 }
 
 /// Settings of a session.
-pub fn session(context: &ContextArgs, rope: &RopeArgs, until_full: bool) -> SessionOptions {
+fn session(context: &ContextArgs, rope: &RopeArgs) -> SessionOptions {
     let threads = |n: i32| (n > 0).then_some(n);
     SessionOptions {
         n_ctx: context.ctx_size,
@@ -312,7 +317,7 @@ pub fn session(context: &ContextArgs, rope: &RopeArgs, until_full: bool) -> Sess
         type_k: context.cache_type_k,
         type_v: context.cache_type_v,
         warmup: context.warmup.0,
-        context_shift: context.context_shift.0 && !until_full,
+        context_shift: context.context_shift.0,
         n_keep: context.keep,
         swa_full: context.swa_full.0,
         checkpoints: context.ctx_checkpoints,

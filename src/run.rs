@@ -61,11 +61,11 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         Ok(parsed) => parsed,
         Err(error) => return exit::usage(&error),
     };
-    if low.experts.device.list_devices {
+    if low.run.experts.device.list_devices {
         let json = low.output.stats_json.as_deref().map(|path| ("--stats-json", path));
-        return devices::list(&low.experts.device.rpc, low.output.log.verbose.0, json).map(|()| 0);
+        return devices::list(&low.run.experts.device.rpc, low.output.log.verbose.0, json).map(|()| 0);
     }
-    download::into(&mut low.model, args::verbosity(&low.output.closing, &low.output.log))?;
+    download::into(&mut low.run.model, args::verbosity(&low.output.closing, &low.output.log))?;
     let args = HiArgs::new(low, &Process)?;
     args.check_outputs()?;
     let log = Log::new(args.output.verbosity(), args.output.log.log_file.as_deref())?;
@@ -74,18 +74,18 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
 
 /// Opens the model and generates; returns the exit status.
 fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
-    let ctrl_c = begin(notes, &args.session_options, args.colour, log)?;
+    let ctrl_c = begin(notes, &args.run.session_options, args.colour, log)?;
     let mut projector = args.projector.clone();
-    let model_options = media::reserve(projector.as_mut(), &args.model_options, &args.session_options, log)?;
+    let model_options = media::reserve(projector.as_mut(), &args.run.model_options, &args.run.session_options, log)?;
     let before = model_options.reserved_bytes;
-    let model_options = reserve_draft(args.speculation.as_ref(), model_options, &args.session_options)?;
+    let model_options = reserve_draft(args.speculation.as_ref(), model_options, &args.run.session_options)?;
     let beside_draft = |error: anyhow::Error| match model_options.reserved_bytes - before {
         bytes @ 1.. if matches!(error.downcast_ref(), Some(OpenError::Plan(_))) => {
             error.context(format!("beside a draft model that takes {}", units::Bytes(bytes)))
         }
         _ => error,
     };
-    let model = open(&args.model, args.is_demo, &model_options, log, &ctrl_c).map_err(beside_draft)?;
+    let model = open(&args.run.model, args.run.is_demo, &model_options, log, &ctrl_c).map_err(beside_draft)?;
     let has_template = model.info().chat_template.is_some();
     let given = match args.converses(has_template) {
         true => None,
@@ -93,18 +93,18 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     };
     // A single prompt goes back to nothing, unless a file keeps its state.
     let goes_back = args.prompt_cache.is_some() || given.is_none() && !args.chat.single_turn.0;
-    let checkpoints = if goes_back { args.session_options.checkpoints } else { 0 };
-    let session_options = SessionOptions { checkpoints, ..args.session_options.clone() };
+    let checkpoints = if goes_back { args.run.session_options.checkpoints } else { 0 };
+    let session_options = SessionOptions { checkpoints, ..args.run.session_options.clone() };
     let session = ctrl_c.during(|| model.session(&session_options));
     let mut session = session.map_err(|error| beside_draft(error.into()))?;
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
     }
     let projector = media::open(&model, projector.as_ref(), log)?;
-    describe(&model, &session, args.is_demo, &args.model_options, log);
+    describe(&model, &session, args.run.is_demo, &args.run.model_options, log);
     speculate(&mut session, args.speculation.as_ref(), log)?;
-    warn_of_training(&model, &args.session_options, 1, log);
-    warn_of_shift(&session, args.session_options.context_shift, log);
+    warn_of_training(&model, &args.run.session_options, 1, log);
+    warn_of_shift(&session, args.run.session_options.context_shift, log);
     log.line(Level::Debug, format_args!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
     // Drawn once, so that all parts of the sampler chain share the seed and the run can be repeated.
@@ -113,7 +113,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let screen = Screen::new(args.colour);
     let mark = || {
         let scales: Vec<f32> = model.adapters().map(|adapter| adapter.scale).collect();
-        saved::mark_with(saved::mark(&model, &args.model_options, &args.session_options), &scales)
+        saved::mark_with(saved::mark(&model, &args.run.model_options, &args.run.session_options), &scales)
     };
     let cache = args.prompt_cache.as_ref().map(|cache| PromptCache::new(cache, mark()));
     if cache.as_ref().is_some_and(PromptCache::keeps_all) && (given.is_none() || args.chat.interactive.0) {

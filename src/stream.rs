@@ -90,7 +90,7 @@ impl Desk<'_> {
             self.screen.end_line()?;
             let way_out = match self.session.no_shift() {
                 Some(reason) => format!("give a larger -c ({})", advice::no_shift(reason)),
-                None if self.args.session_options.context_shift => "give a larger -c".to_owned(),
+                None if self.args.run.session_options.context_shift => "give a larger -c".to_owned(),
                 None => "give a larger -c or use --context-shift".to_owned(),
             };
             let line = format!("warning: the context of {n_ctx} tokens is full; {way_out}");

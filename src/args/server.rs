@@ -6,8 +6,7 @@ use std::time::Duration;
 use clap::{Args, CommandFactory, Parser};
 
 use super::{
-    ClosingArgs, ContextArgs, ExpertArgs, LogArgs, MediaArgs, ModelArgs, ReasoningArgs, RopeArgs, SamplingArgs,
-    SpeculationArgs, TemplateArgs, as_program,
+    ClosingArgs, LogArgs, MediaArgs, ReasoningArgs, RunArgs, SamplingArgs, SpeculationArgs, TemplateArgs, as_program,
 };
 use crate::argv::Switch;
 use hobbit::options::Pooling;
@@ -38,9 +37,7 @@ Exit status: 0 after a signal that ended it in order, 1 failure, 2 wrong usage."
 #[command(name = "hobbit-server", override_usage = "hobbit-server [OPTIONS]", after_help = EXAMPLES)]
 pub struct ServerArgs {
     #[command(flatten)]
-    pub model: ModelArgs,
-    #[command(flatten)]
-    pub experts: ExpertArgs,
+    pub run: RunArgs,
     #[command(flatten)]
     pub router: RouterArgs,
     #[command(flatten)]
@@ -53,10 +50,6 @@ pub struct ServerArgs {
     pub chat: ServedChatArgs,
     #[command(flatten)]
     pub reasoning: ReasoningArgs,
-    #[command(flatten)]
-    pub context: ContextArgs,
-    #[command(flatten)]
-    pub rope: RopeArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]

@@ -76,7 +76,7 @@ fn defaults_are_llama_cpps() {
     // A chat asks for the last token's logits only, and goes back to checkpoints, which a library's session does not.
     let session = SessionOptions { n_outputs_max: 1, checkpoints: 32, ..SessionOptions::default() };
     let expected = ModelOptions { expects: session.clone(), ..ModelOptions::default() };
-    assert_eq!((hi.model_options, hi.session_options), (expected, session));
+    assert_eq!((hi.run.model_options, hi.run.session_options), (expected, session));
     assert_eq!(hi.sampling, SamplingOptions::default());
     assert_eq!((hi.prompt, hi.predict, hi.chat.conversation), (None, None, None));
     assert!(hi.display_prompt && hi.escape && hi.output.closing.perf.0 && hi.colour);
@@ -86,32 +86,32 @@ fn defaults_are_llama_cpps() {
 type Holds = fn(&HiArgs) -> bool;
 
 fn device(hi: &HiArgs) -> &DeviceOptions {
-    &hi.model_options.device
+    &hi.run.model_options.device
 }
 
 const GIVEN: &[(&str, Holds)] = &[
-    ("-m a.gguf", |hi| hi.model == Path::new("a.gguf") && !hi.is_demo),
-    ("-ngl all", |hi| hi.model_options.n_gpu_layers == -2),
-    ("--gpu-layers 7", |hi| hi.model_options.n_gpu_layers == 7),
-    ("--mem-budget 2GiB", |hi| hi.model_options.budget == Budget::Bytes(2 << 30)),
-    ("--expert-cache 50%", |hi| hi.model_options.expert_cache == ExpertCache::Percent(50.0)),
-    ("--host-cache 40% --expert-cache 1G", |hi| hi.model_options.expert_cache == ExpertCache::Bytes(1 << 30)),
-    ("--io direct", |hi| hi.model_options.io == IoMode::Direct),
-    ("--kernels fastest", |hi| hi.model_options.kernels == KernelChoice::Fastest),
-    ("-c 4096 -b 64", |hi| (hi.session_options.n_ctx, hi.session_options.n_batch) == (4096, 64)),
-    ("-ub 64 -ub 32", |hi| hi.session_options.n_ubatch == 32),
-    ("-t 3 -tb 5", |hi| (hi.session_options.threads, hi.session_options.threads_batch) == (Some(3), Some(5))),
-    ("-fa off", |hi| hi.session_options.flash_attn == FlashAttn::Off),
-    ("-ctk q8_0", |hi| hi.session_options.type_k == KvType::Q8_0),
-    ("-ctv iq4_nl", |hi| hi.session_options.type_v == KvType::Iq4Nl),
-    ("-ctxcp 3 -cms 0", |hi| (hi.session_options.checkpoints, hi.session_options.checkpoint_step) == (3, 0)),
-    ("--swa-checkpoints 0", |hi| hi.session_options.checkpoints == 0),
-    ("--no-warmup", |hi| !hi.session_options.warmup),
-    ("--no-warmup --warmup", |hi| hi.session_options.warmup),
-    ("--context-shift --keep -1", |hi| hi.session_options.context_shift && hi.session_options.n_keep == -1),
-    ("-n -2 --context-shift", |hi| !hi.session_options.context_shift && hi.predict.is_none()),
-    ("-nkvo", |hi| !hi.session_options.kv_offload),
-    ("--rope-scale 4", |hi| hi.session_options.rope.freq_scale == 0.25),
+    ("-m a.gguf", |hi| hi.run.model == Path::new("a.gguf") && !hi.run.is_demo),
+    ("-ngl all", |hi| hi.run.model_options.n_gpu_layers == -2),
+    ("--gpu-layers 7", |hi| hi.run.model_options.n_gpu_layers == 7),
+    ("--mem-budget 2GiB", |hi| hi.run.model_options.budget == Budget::Bytes(2 << 30)),
+    ("--expert-cache 50%", |hi| hi.run.model_options.expert_cache == ExpertCache::Percent(50.0)),
+    ("--host-cache 40% --expert-cache 1G", |hi| hi.run.model_options.expert_cache == ExpertCache::Bytes(1 << 30)),
+    ("--io direct", |hi| hi.run.model_options.io == IoMode::Direct),
+    ("--kernels fastest", |hi| hi.run.model_options.kernels == KernelChoice::Fastest),
+    ("-c 4096 -b 64", |hi| (hi.run.session_options.n_ctx, hi.run.session_options.n_batch) == (4096, 64)),
+    ("-ub 64 -ub 32", |hi| hi.run.session_options.n_ubatch == 32),
+    ("-t 3 -tb 5", |hi| (hi.run.session_options.threads, hi.run.session_options.threads_batch) == (Some(3), Some(5))),
+    ("-fa off", |hi| hi.run.session_options.flash_attn == FlashAttn::Off),
+    ("-ctk q8_0", |hi| hi.run.session_options.type_k == KvType::Q8_0),
+    ("-ctv iq4_nl", |hi| hi.run.session_options.type_v == KvType::Iq4Nl),
+    ("-ctxcp 3 -cms 0", |hi| (hi.run.session_options.checkpoints, hi.run.session_options.checkpoint_step) == (3, 0)),
+    ("--swa-checkpoints 0", |hi| hi.run.session_options.checkpoints == 0),
+    ("--no-warmup", |hi| !hi.run.session_options.warmup),
+    ("--no-warmup --warmup", |hi| hi.run.session_options.warmup),
+    ("--context-shift --keep -1", |hi| hi.run.session_options.context_shift && hi.run.session_options.n_keep == -1),
+    ("-n -2 --context-shift", |hi| !hi.run.session_options.context_shift && hi.predict.is_none()),
+    ("-nkvo", |hi| !hi.run.session_options.kv_offload),
+    ("--rope-scale 4", |hi| hi.run.session_options.rope.freq_scale == 0.25),
     ("-s 7", |hi| hi.sampling.seed == 7),
     ("-s -1", |hi| hi.sampling.seed == SamplingOptions::RANDOM_SEED),
     ("--temp -1 --top_k=5", |hi| (hi.sampling.temp, hi.sampling.top_k) == (0.0, 5)),
@@ -130,7 +130,7 @@ const GIVEN: &[(&str, Holds)] = &[
     ("--spec-type ngram-cache,ngram-simple --draft 20", |hi| {
         let own = hi.speculation.as_ref().unwrap();
         let sources = [DraftSource::NgramCache, DraftSource::NgramSimple];
-        (&own.sources[..], own.n_max, own.fixed) == (&sources, 15, false) && hi.session_options.n_outputs_max == 16
+        (&own.sources[..], own.n_max, own.fixed) == (&sources, 15, false) && hi.run.session_options.n_outputs_max == 16
     }),
     ("-md d.gguf -cd 512 -devd none -ngld 3 --draft-fixed", |hi| {
         let own = hi.speculation.as_ref().unwrap();
@@ -140,7 +140,7 @@ const GIVEN: &[(&str, Holds)] = &[
             && (draft.n_ctx, draft.n_gpu_layers, &draft.devices) == (512, 3, &Some(DeviceChoice::None))
     }),
     ("-lcs a -lcd b", |hi| hi.speculation.as_ref().unwrap().sources == [DraftSource::NgramCache]),
-    ("-md d.gguf --spec-type none", |hi| hi.speculation.is_none() && hi.session_options.n_outputs_max == 1),
+    ("-md d.gguf --spec-type none", |hi| hi.speculation.is_none() && hi.run.session_options.n_outputs_max == 1),
     ("--spec-type ngram-mod --draft-max 0", |hi| hi.speculation.is_none()),
     ("-no-cnv -st", |hi| hi.chat.conversation == Some(Switch(false)) && hi.chat.single_turn.0),
     ("-e --no-escape", |hi| !hi.escape),
@@ -166,34 +166,36 @@ const GIVEN: &[(&str, Holds)] = &[
     ("--cpu-helper 0", |hi| device(hi).cpu_helper == CpuHelper::Off),
     ("--low q2_k,down=Q3_K --low-dir d", |hi| {
         let expected = LowSource::Quantise { types: "q2_k,down=q3_k".into(), directory: Some("d".into()) };
-        hi.model_options.low == Some(expected)
+        hi.run.model_options.low == Some(expected)
     }),
-    ("--low dir/Small.GGUF", |hi| hi.model_options.low == Some(LowSource::File("dir/Small.GGUF".into()))),
-    ("--low_share 20%", |hi| hi.model_options.low_share == LowShare::Percent(20.0)),
-    ("--low q2_k --precision exact", |hi| hi.model_options.precision.mode == Some(PrecisionMode::Exact)),
-    ("--low auto --precision exact", |hi| hi.model_options.low.is_none()),
-    ("--t1 1 --t1 0.7 --t2=0.8", |hi| hi.model_options.precision.t1 == Some(0.7)),
+    ("--low dir/Small.GGUF", |hi| hi.run.model_options.low == Some(LowSource::File("dir/Small.GGUF".into()))),
+    ("--low_share 20%", |hi| hi.run.model_options.low_share == LowShare::Percent(20.0)),
+    ("--low q2_k --precision exact", |hi| hi.run.model_options.precision.mode == Some(PrecisionMode::Exact)),
+    ("--low auto --precision exact", |hi| hi.run.model_options.low.is_none()),
+    ("--t1 1 --t1 0.7 --t2=0.8", |hi| hi.run.model_options.precision.t1 == Some(0.7)),
     ("--prefill-low 50% --renormalise --no-upgrade --deterministic", |hi| {
-        let precision = &hi.model_options.precision;
+        let precision = &hi.run.model_options.precision;
         precision.prefill_low == Some(0.5) && precision.renormalise && !precision.upgrade && precision.deterministic
     }),
     ("--slots shallow-first:2 --policy hobbit", |hi| {
-        hi.model_options.caching.slots == Allocation::ShallowFirst { layers: 2 }
-            && hi.model_options.caching.weights == Weights::default()
+        hi.run.model_options.caching.slots == Allocation::ShallowFirst { layers: 2 }
+            && hi.run.model_options.caching.weights == Weights::default()
     }),
     ("--policy-weights 1,1,0,0 --expert-slots even", |hi| {
-        hi.model_options.caching.slots == Allocation::Even && hi.model_options.caching.weights.lfu == 0.5
+        hi.run.model_options.caching.slots == Allocation::Even && hi.run.model_options.caching.weights.lfu == 0.5
     }),
-    ("--predictor path-table --path-table a", |hi| hi.model_options.path_table == Some("a".into())),
+    ("--predictor path-table --path-table a", |hi| hi.run.model_options.path_table == Some("a".into())),
     ("--target-latency 50 --substitute 0.3 --route-prompts", |hi| {
-        hi.model_options.routing.target_latency.is_some_and(|time| time.as_secs_f64() == 0.05)
+        hi.run.model_options.routing.target_latency.is_some_and(|time| time.as_secs_f64() == 0.05)
     }),
-    ("--target-latency 50 --cache-bias 0.2", |hi| hi.model_options.routing.cache_bias == 0.2),
-    ("--substitute auto", |hi| hi.model_options.routing.substitute == RoutingOptions::ALPHA),
+    ("--target-latency 50 --cache-bias 0.2", |hi| hi.run.model_options.routing.cache_bias == 0.2),
+    ("--substitute auto", |hi| hi.run.model_options.routing.substitute == RoutingOptions::ALPHA),
     ("--virtual-experts p.json", |hi| {
-        hi.model_options.routing.virtual_experts == VirtualExperts::Plan("p.json".into())
+        hi.run.model_options.routing.virtual_experts == VirtualExperts::Plan("p.json".into())
     }),
-    ("--control-vector-layer-range 2 -1", |hi| hi.model_options.adapters.control_layers == Some((2, i32::MAX as u32))),
+    ("--control-vector-layer-range 2 -1", |hi| {
+        hi.run.model_options.adapters.control_layers == Some((2, i32::MAX as u32))
+    }),
     ("--quiet -lv 4", |hi| hi.output.verbosity() == Verbosity { shown: 1, logged: 4 }),
     ("-v --log-disable", |hi| hi.output.verbosity() == Verbosity { shown: 1, logged: 5 }),
     ("-v", |hi| hi.output.verbosity() == Verbosity { shown: 5, logged: 5 }),
@@ -418,7 +420,7 @@ fn standard_input_and_the_demo() {
     let demo = piped(b"piped", "").unwrap();
     assert_eq!((demo.prompt, demo.predict, demo.demo_predict), (None, None, Some(64)));
     let demo = hi("");
-    assert!(demo.is_demo && demo.model == Path::new("demo.gguf"));
+    assert!(demo.run.is_demo && demo.run.model == Path::new("demo.gguf"));
     assert_eq!((prompt_of(&demo), demo.predict), (Some(demo::PROMPT), Some(64)));
     assert_eq!((prompt_of(&hi("-p x")), hi("-p x").predict), (Some("x"), None));
     assert_eq!((hi("-i").prompt, hi("-cnv").prompt), (None, None));

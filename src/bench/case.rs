@@ -212,7 +212,7 @@ fn product(alternatives: &[Vec<String>]) -> Vec<Vec<String>> {
 impl Case {
     /// Options for a [`Model`](hobbit::Model).
     pub fn model_options(&self) -> Result<ModelOptions> {
-        let options = resolve::experts(engine_args(&self.words)?.0.experts, &self.model, self.session_options()?)?;
+        let options = resolve::experts(&engine_args(&self.words)?.0.experts, &self.model, self.session_options()?)?;
         // Measured runs are not traced.
         Ok(ModelOptions { trace: None, ..options })
     }

@@ -7,12 +7,11 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::{Args, CommandFactory, Parser};
 
-use crate::args::{self, ClosingArgs, ContextArgs, ExpertArgs, LogArgs, ModelArgs, RopeArgs, TextArgs};
+use crate::args::{self, ClosingArgs, LogArgs, RunArgs, TextArgs};
 use crate::argv::{Note, Switch};
 use crate::demo;
-use crate::resolve::{self, Bytes, as_typed, given_files, given_text};
+use crate::resolve::{self, Bytes, Run, as_typed, given_files, given_text};
 use crate::surroundings::{Surroundings, read};
-use hobbit::options::{ModelOptions, SessionOptions};
 use hobbit_core::files::{Kind, OutputError};
 
 const EXAMPLES: &str = "\
@@ -36,17 +35,11 @@ Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SI
 #[command(name = "hobbit-perplexity", override_usage = "hobbit-perplexity [OPTIONS]", after_help = EXAMPLES)]
 pub struct LowArgs {
     #[command(flatten)]
-    pub model: ModelArgs,
-    #[command(flatten)]
-    pub experts: ExpertArgs,
+    pub run: RunArgs,
     #[command(flatten)]
     pub text: TextArgs,
     #[command(flatten)]
     pub measure: MeasureArgs,
-    #[command(flatten)]
-    pub context: ContextArgs,
-    #[command(flatten)]
-    pub rope: RopeArgs,
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -122,12 +115,8 @@ pub enum Measure {
 /// Settings of a run, complete and checked.
 #[derive(Debug)]
 pub struct HiArgs {
-    pub model: PathBuf,
-    /// Whether it is the bundled one.
-    pub is_demo: bool,
-    pub model_options: ModelOptions,
-    /// `n_ctx` is the length of a chunk.
-    pub session_options: SessionOptions,
+    /// The session's `n_ctx` is the length of a chunk.
+    pub run: Run,
     pub measure: Measure,
     /// The text and its source; `None` only for a comparison.
     pub text: Option<(PathBuf, Bytes)>,
@@ -157,34 +146,28 @@ impl HiArgs {
             ("--json", &self.output.json, Kind::Json),
             (BASE, &base, Kind::Base),
         ];
-        resolve::check_outputs(&self.model_options, &self.model, &written, &read)
+        resolve::check_outputs(&self.run.model_options, &self.run.model, &written, &read)
     }
 
     pub fn new(low: LowArgs, around: &dyn Surroundings) -> Result<Self> {
-        let (model, is_demo) = resolve::model(&low.model, around)?;
         let measure = measure(&low.measure)?;
+        let mut run = Run::new(&low.run, around, |session| session.context_shift = false)?;
+        // Measure hobbit's expert handling, even if the model fits.
+        run.model_options.passthrough = false;
+        // Whole batches are scored, and no context goes back.
+        (run.session_options.n_outputs_max, run.session_options.checkpoints) = (0, 0);
         let mut inputs = given_files([("-f", &low.text.file), ("-bf", &low.text.binary_file)]);
         let mut given = given_text(&low.text, around)?;
         if given.is_none() && !matches!(measure, Measure::Divergence(_)) {
-            if !is_demo {
+            if !run.is_demo {
                 bail!("no text: give a file with -f (or -bf), or a text with -p");
             }
-            let name = model.with_file_name(demo::TEXT);
+            let name = run.model.with_file_name(demo::TEXT);
             inputs.push(("-f", name.clone()));
             given = Some((name.clone(), as_typed(read(&name, around)?, false)));
         }
-        let session = resolve::session(&low.context, &low.rope, true);
-        let experts = resolve::experts(low.experts, &model, session.clone())?;
         Ok(Self {
-            model,
-            is_demo,
-            model_options: ModelOptions {
-                // Measure hobbit's expert handling, even if the model fits.
-                passthrough: false,
-                ..resolve::of_model(&low.model, experts)
-            },
-            // Whole batches are scored, and no context goes back.
-            session_options: SessionOptions { n_outputs_max: 0, checkpoints: 0, ..session },
+            run,
             measure,
             text: given,
             n_chunk_max: usize::try_from(low.measure.chunks).ok(),
@@ -258,9 +241,9 @@ mod tests {
             assert_eq!((hi.text.unwrap().1.0, hi.measure), (text.as_bytes().to_vec(), measure), "{line}");
         }
         let hi = resolved("-b 1 -ub 1 -ngl 99 --slots even").unwrap();
-        let session = &hi.session_options;
+        let session = &hi.run.session_options;
         assert_eq!((session.n_ctx, session.n_batch, session.n_ubatch, hi.n_chunk_max), (512, 1, 1, None));
-        assert_eq!(hi.model_options.n_gpu_layers, 99);
+        assert_eq!(hi.run.model_options.n_gpu_layers, 99);
         assert_eq!(resolved("--kl-divergence --kl-divergence-base b").unwrap().text, None);
     }
 

@@ -134,7 +134,7 @@ pub fn perplexity<'a>(desk: &'a Desk, model: &Model, base: Option<&Path>) -> Res
     if let Some(path) = base {
         desk.log.line(Level::Info, format!("perplexity: saving all logits to {}", path.display()));
     }
-    let n_ctx = desk.args.session_options.n_ctx as usize;
+    let n_ctx = desk.args.run.session_options.n_ctx as usize;
     let mut tokens = tokens_of_text(desk, model, n_ctx)?;
     let n_tokens = tokens.len();
     let windows = desk.windows(n_ctx, n_tokens / n_ctx);
@@ -201,7 +201,7 @@ pub fn divergence<'a>(desk: &'a Desk, model: &Model, path: &Path) -> Result<Meas
             model.n_vocab()
         );
     }
-    let n_ctx = desk.args.session_options.n_ctx as usize;
+    let n_ctx = desk.args.run.session_options.n_ctx as usize;
     if head.n_ctx > n_ctx {
         bail!(
             "{} has been computed with {}, while the current context is {n_ctx}. Increase it with -c and retry",

@@ -40,7 +40,7 @@ pub type Measurement<'a> = (Chunking, Box<dyn FnOnce(&mut Session) -> Result<Val
 impl Desk<'_> {
     /// The evaluation of `n_chunk` chunks of `n_ctx` tokens: several whole chunks together if they fit in a batch.
     pub fn windows(&self, n_ctx: usize, n_chunk: usize) -> Chunking {
-        let options = &self.args.session_options;
+        let options = &self.args.run.session_options;
         let given = options.n_batch as usize;
         let n_batch = if given < n_ctx { given } else { given - given % n_ctx };
         Chunking {
@@ -96,12 +96,12 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         Ok(parsed) => parsed,
         Err(error) => return exit::usage(&error),
     };
-    if low.experts.device.list_devices {
+    if low.run.experts.device.list_devices {
         let json = low.output.json.as_deref().map(|path| ("--json", path));
-        return devices::list(&low.experts.device.rpc, low.output.log.verbose.0, json).map(|()| 0);
+        return devices::list(&low.run.experts.device.rpc, low.output.log.verbose.0, json).map(|()| 0);
     }
     let verbosity = verbosity(&low.output.closing, &low.output.log);
-    download::into(&mut low.model, verbosity)?;
+    download::into(&mut low.run.model, verbosity)?;
     let args = HiArgs::new(low, &Process)?;
     args.check_outputs()?;
     let log = Log::new(verbosity, args.output.log.log_file.as_deref())?;
@@ -110,20 +110,20 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
 
 /// Opens the model and measures; returns the exit status.
 fn evaluate(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
-    let ctrl_c = begin(notes, &args.session_options, false, log)?;
-    let model = open(&args.model, args.is_demo, &args.model_options, log, &ctrl_c)?;
+    let ctrl_c = begin(notes, &args.run.session_options, false, log)?;
+    let model = open(&args.run.model, args.run.is_demo, &args.run.model_options, log, &ctrl_c)?;
     let desk = Desk { args, log };
     let (windows, measure) = match &args.measure {
         Measure::Perplexity(base) => measure::perplexity(&desk, &model, base.as_deref())?,
         Measure::Divergence(base) => measure::divergence(&desk, &model, base)?,
     };
-    let options = session_options(&args.session_options, &windows);
+    let options = session_options(&args.run.session_options, &windows);
     warn_of_training(&model, windows.n_ctx, log);
     let mut session = ctrl_c.during(|| model.session(&options))?;
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
     }
-    describe(&model, &session, args.is_demo, &args.model_options, log);
+    describe(&model, &session, args.run.is_demo, &args.run.model_options, log);
     log.line(Level::Debug, format_args!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
     let outcome = ctrl_c.during(|| measure(&mut session));

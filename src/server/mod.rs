@@ -88,16 +88,16 @@ fn serve(words: impl Iterator<Item = OsString>) -> Result<u8> {
         Ok(parsed) => parsed,
         Err(error) => return exit::usage(&error),
     };
-    if args.experts.device.list_devices {
-        return crate::devices::list(&args.experts.device.rpc, args.log.verbose.0, None).map(|()| 0);
+    if args.run.experts.device.list_devices {
+        return crate::devices::list(&args.run.experts.device.rpc, args.log.verbose.0, None).map(|()| 0);
     }
-    let (router, places) = (args.router.clone(), download::places(args.model.source.given()));
-    args.model.model = router.models().cloned().or(args.model.model);
+    let (router, places) = (args.router.clone(), download::places(args.run.model.source.given()));
+    args.run.model.model = router.models().cloned().or(args.run.model.model);
     if router.models().is_none() && router.sleep_idle_seconds >= 0 {
         let why = "the model stays loaded without --models-dir";
         notes.push(Note::NoEffect { flag: "--sleep-idle-seconds".to_owned(), why });
     }
-    download::into(&mut args.model, args::verbosity(&args.closing, &args.log))?;
+    download::into(&mut args.run.model, args::verbosity(&args.closing, &args.log))?;
     let Resolved { settings, model_options, session_options, verbosity, log_file } = resolve(args, &run::Process)?;
     if router.models().is_none() {
         settings::check_model(&settings.model)?;

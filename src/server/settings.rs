@@ -15,7 +15,7 @@ use crate::args::ContextArgs;
 use crate::args::server::{HttpArgs, ServedChatArgs, ServerArgs, SlotArgs};
 use crate::args::{Verbosity, verbosity};
 use crate::reasoning::Reasoning;
-use crate::resolve;
+use crate::resolve::{self, Run};
 use crate::surroundings::{Surroundings, file as text_of};
 
 /// Default number of slots.
@@ -72,23 +72,20 @@ pub struct Resolved {
 /// Builds the settings from the command line.
 pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> {
     let ServerArgs {
-        model,
+        mut run,
         router: _,
-        mut experts,
         mut http,
         mut slots,
         media,
         mut chat,
         reasoning,
-        context,
-        rope,
         sampling,
         speculation,
         closing,
         log,
     } = args;
-    let (path, is_demo) = resolve::model(&model, around)?;
-    let memory = &mut experts.memory;
+    let is_demo = run.model.model.is_none();
+    let memory = &mut run.experts.memory;
     if is_demo && (memory.mem_budget, memory.expert_cache) == (Budget::Auto, ExpertCache::Auto) {
         memory.expert_cache = DEMO_CACHE;
     }
@@ -114,13 +111,6 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
             bail!("--slot-save-path {}: there is no such directory", directory.display());
         }
     }
-    let aliases = &mut http.alias;
-    aliases.retain(|alias| !alias.trim().is_empty());
-    aliases.sort();
-    aliases.dedup();
-    if aliases.is_empty() {
-        aliases.push(path.file_name().unwrap_or_default().to_string_lossy().into_owned());
-    }
     let n_slots = slots.parallel.unwrap_or(SLOTS);
     let embeds = slots.embeddings.0;
     let speculation = speculation.options();
@@ -129,23 +119,26 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
     }
     // A step has the logits of every slot's token and of drafts, and prompts may want probabilities of their tokens.
     let n_outputs = n_slots.max(SCORED_AT_ONCE);
-    let base = resolve::session(&context, &rope, false);
-    let n_ubatch = base.n_ubatch;
-    let session_options = SessionOptions {
-        n_seq_max: n_slots,
-        n_outputs_max: if embeds { 0 } else { n_outputs },
+    let Run { model, mut model_options, session_options, .. } = Run::new(&run, around, |session| {
+        session.n_seq_max = n_slots;
+        session.n_outputs_max = if embeds { 0 } else { n_outputs };
         // Any set of generating slots is computed in one batch.
-        kv_unified: true,
-        embeddings: embeds,
-        pooling: slots.pooling,
+        session.kv_unified = true;
+        session.embeddings = embeds;
+        session.pooling = slots.pooling;
         // Pooling needs all tokens of a text in one evaluation.
-        n_batch: if embeds { n_ubatch } else { base.n_batch },
-        context_shift: false,
-        rollback: speculation.as_ref().map_or(0, |own| own.n_max),
-        ..base
-    };
-    let model_options = resolve::of_model(&model, resolve::experts(experts, &path, session_options.clone())?);
-    let model_options = ModelOptions { reserved_bytes: held::reserved(http.max_body), ..model_options };
+        session.n_batch = if embeds { session.n_ubatch } else { session.n_batch };
+        session.context_shift = false;
+        session.rollback = speculation.as_ref().map_or(0, |own| own.n_max);
+    })?;
+    model_options.reserved_bytes = held::reserved(http.max_body);
+    let aliases = &mut http.alias;
+    aliases.retain(|alias| !alias.trim().is_empty());
+    aliases.sort();
+    aliases.dedup();
+    if aliases.is_empty() {
+        aliases.push(model.file_name().unwrap_or_default().to_string_lossy().into_owned());
+    }
     let schema = resolve::json_schema(&sampling, around)?;
     let hosts_allowed = if http.api_key.is_empty() && !http.allowed_hosts.iter().any(|name| name == "*") {
         Hosts::Local(http.allowed_hosts.iter().chain(&http.host).map(|name| host_name(name)).collect())
@@ -163,12 +156,12 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         reasoning: Reasoning::new(reasoning),
         projector: media.options(&session_options),
         is_demo,
-        model: path,
+        model,
         verbose: log.verbose.0,
         http,
         slots,
         chat,
-        context,
+        context: run.context,
     };
     let verbosity = verbosity(&closing, &log);
     Ok(Resolved { settings, model_options, session_options, verbosity, log_file: log.log_file })
