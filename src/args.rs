@@ -7,6 +7,7 @@ mod device;
 pub mod model;
 mod precision;
 pub mod preset;
+mod program;
 mod prompt;
 mod routing;
 mod sampling;
@@ -17,19 +18,12 @@ pub mod table;
 #[cfg(test)]
 mod tests;
 
-use std::any::TypeId;
-use std::error::Error;
 use std::ffi::OsString;
-use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::builder::Styles;
-use clap::builder::styling::AnsiColor;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::parser::ValueSource;
-use clap::{Args, CommandFactory, FromArgMatches, Parser};
+use clap::{Args, CommandFactory, Parser};
 
 pub use caching::CachingArgs;
 pub use context::{ContextArgs, RopeArgs};
@@ -37,6 +31,7 @@ pub use device::DeviceArgs;
 pub use model::{AttachedArgs, MediaArgs, ModelArgs, SourceArgs};
 pub use precision::PrecisionArgs;
 pub use preset::PresetArgs;
+pub use program::{as_program, grammar, matched, normalised, parse_as, read, with_spellings, with_switches};
 #[cfg(feature = "server")]
 pub use prompt::TemplateArgs;
 pub use prompt::{ChatArgs, PromptArgs, ReasoningArgs, TextArgs};
@@ -44,9 +39,7 @@ pub use routing::{RoutingArgs, bounded};
 pub use sampling::SamplingArgs;
 pub use speculation::SpeculationArgs;
 
-use preset::PresetWords;
-
-use super::argv::{self, Grammar, Note, Switch, Tri};
+use super::argv::{Note, Switch, Tri};
 use super::manuals::PagesArgs;
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::IoMode;
@@ -222,119 +215,9 @@ pub fn command() -> clap::Command {
     as_program(LowArgs::command())
 }
 
-/// A derived command with the common behaviour of llama.cpp's programs: a repeated flag overrides, and [`AboutArgs`]
-/// handles help and version.
-pub fn as_program(command: clap::Command) -> clap::Command {
-    let command = command.version(env!("HOBBIT_VERSION")).max_term_width(110).args_override_self(true);
-    let styles = Styles::styled()
-        .header(AnsiColor::Green.on_default().bold())
-        .usage(AnsiColor::Green.on_default().bold())
-        .literal(AnsiColor::Cyan.on_default().bold())
-        .placeholder(AnsiColor::Cyan.on_default());
-    let command = command.styles(styles).disable_help_flag(true).disable_version_flag(true);
-    let mut sorted: Vec<clap::Arg> = command.get_arguments().cloned().collect();
-    sorted.sort_by_key(table::rank);
-    let mut sorted = sorted.into_iter();
-    with_spellings(command.mut_args(|arg| sorted.next().unwrap_or(arg)))
-}
-
-/// The command whose help has only the flags that most people need, and the examples.
-fn brief(command: clap::Command) -> clap::Command {
-    let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-    let examples = examples.split("\n\n").next().unwrap_or_default().to_owned();
-    let more = format!("{examples}\n\n{} --help lists every flag.", command.get_name());
-    command.after_help(more).mut_args(|arg| {
-        let Some(place) = table::place_in_brief(&arg) else {
-            return arg.hide(true);
-        };
-        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-        let first = help.split(". ").next().unwrap_or_default();
-        let also = help.find(" [also: ").map_or("", |at| &help[at..]);
-        let help = if first.contains(also) { first.to_owned() } else { format!("{first}{also}") };
-        arg.help(help).help_heading(None::<&str>).display_order(place).hide_env(true)
-    })
-}
-
-/// Adds to a derived command the parts that the derive cannot express: the forms of switches, and llama.cpp's other
-/// spellings.
-pub fn with_spellings(command: clap::Command) -> clap::Command {
-    with_switches(command).mut_args(|arg| {
-        let is_named = |name| arg.get_value_names().is_some_and(|names| names == [name]);
-        let (is_switch, is_tri) = (is_named(Switch::NAME), is_named(Tri::NAME));
-        let is_on = arg.get_default_values() == ["on"];
-        let mut also: Vec<_> = arg.get_long().into_iter().flat_map(argv::other_spellings).collect();
-        if let Some(long) = arg.get_long().filter(|_| is_switch && is_on) {
-            also.push(format!("--no-{long}"));
-        }
-        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-        let help = if also.is_empty() { help } else { format!("{help} [also: {}]", also.join(", ")) };
-        let arg = arg.help(help).hide_env_values(true).hide_default_value(is_switch && !is_on);
-        match is_switch || is_tri {
-            true => arg.num_args(0..=1).require_equals(true).default_missing_value("on"),
-            false => arg,
-        }
-    })
-}
-
-/// Names the values of switches, and switches off or leaves to choice what the declaration does not switch on.
-pub fn with_switches(command: clap::Command) -> clap::Command {
-    command.mut_args(|arg| {
-        let is_of = |wanted: TypeId| arg.get_value_parser().type_id() == wanted;
-        let (name, default) = if is_of(TypeId::of::<Switch>()) {
-            (Switch::NAME, "off")
-        } else if is_of(TypeId::of::<Tri>()) {
-            (Tri::NAME, "auto")
-        } else {
-            return arg;
-        };
-        // The derive requires a value where the declaration gives no default.
-        match arg.is_required_set() {
-            true => arg.value_name(name).required(false).default_value(default),
-            false => arg.value_name(name),
-        }
-    })
-}
-
 /// Reads a command line without its first word (the program's name).
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<(LowArgs, Vec<Note>), clap::Error> {
     parse_as(command(), args)
-}
-
-/// As [`parse`], for a program with a command of its own ([`with_spellings`]).
-pub fn parse_as<A: FromArgMatches>(
-    mut command: clap::Command,
-    args: impl IntoIterator<Item = OsString>,
-) -> Result<(A, Vec<Note>), clap::Error> {
-    let line =
-        argv::normalise(args, &grammar(&command)).map_err(|error| command.error(ErrorKind::UnknownArgument, error))?;
-    command = model::without_idle_variables(command, &line.words);
-    let negated = argv::negated_by_environment(&command, |name| std::env::var_os(name).is_some());
-    let name = OsString::from(command.get_name());
-    let preset = PresetWords::of(&line.words, &command, |name| std::env::var_os(name));
-    let words = [name].into_iter().chain(negated).chain(preset.words.iter().cloned()).chain(line.words);
-    if line.is_brief {
-        command = brief(command);
-    }
-    let matches = command.try_get_matches_from_mut(words);
-    let mut matches = matches.map_err(|error| in_plain_words(error, &mut command))?;
-    check_precision(&matches, &preset, &mut command)?;
-    model::check(&matches).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))?;
-    let mut notes = line.notes;
-    notes.extend(preset.note());
-    Ok((A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?, notes))
-}
-
-/// The spellings of a command, which knows the flags of the other programs.
-pub fn grammar(command: &clap::Command) -> Grammar {
-    fn elsewhere(name: &str) -> Option<String> {
-        let has = |command: clap::Command| Grammar::of(&command, |_| None).has(name);
-        #[cfg(feature = "server")]
-        if has(server::command()) {
-            return Some("; hobbit-server has it".to_owned());
-        }
-        has(self::command()).then(|| "; hobbit-cli has it".to_owned())
-    }
-    Grammar::of(command, elsewhere)
 }
 
 /// Levels up to which lines show: 1 errors, 2 warnings, 3 information, 4 more, 5 everything.
@@ -350,48 +233,6 @@ pub struct Verbosity {
 pub fn verbosity(closing: &ClosingArgs, log: &LogArgs) -> Verbosity {
     let logged = if log.verbose.0 { 5 } else { log.verbosity };
     Verbosity { shown: if closing.quiet.0 { 1 } else { logged }, logged }
-}
-
-/// Most letters that a suggested flag may differ from an unknown one; clap suggests unrelated words, too.
-const TYPOS: usize = 3;
-
-/// An error of clap's without far-fetched suggestions, and without the standard library's words for numbers.
-pub fn in_plain_words(mut error: clap::Error, command: &mut clap::Command) -> clap::Error {
-    let text = |error: &clap::Error, kind| match error.get(kind) {
-        Some(ContextValue::String(text)) => text.clone(),
-        _ => String::new(),
-    };
-    let (arg, value) = (text(&error, ContextKind::InvalidArg), text(&error, ContextKind::InvalidValue));
-    if strsim::damerau_levenshtein(&arg, &text(&error, ContextKind::SuggestedArg)) > TYPOS {
-        error.remove(ContextKind::SuggestedArg);
-    }
-    let source = error.source();
-    let whole = source.and_then(|source| source.downcast_ref()).map(ParseIntError::kind);
-    let wanted = match whole {
-        Some(IntErrorKind::PosOverflow | IntErrorKind::NegOverflow) => "this number is too large",
-        Some(_) => "expected a whole number",
-        None if source.is_some_and(|source| source.is::<ParseFloatError>()) => "expected a number",
-        None => return error,
-    };
-    command.error(ErrorKind::ValueValidation, format!("invalid value '{value}' for '{arg}': {wanted}"))
-}
-
-/// Reports contradictions among the flags of dynamic precision as clap errors.
-fn check_precision(
-    matches: &clap::ArgMatches,
-    preset: &PresetWords,
-    command: &mut clap::Command,
-) -> Result<(), clap::Error> {
-    let is_typed = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
-    let args = PrecisionArgs::from_arg_matches(matches).map_err(|error| error.format(command))?;
-    let routing = RoutingArgs::from_arg_matches(matches).map_err(|error| error.format(command))?;
-    args.check(is_typed).and_then(|()| routing.check(&args)).map_err(|error| {
-        let error = match preset.share_in(&error) {
-            Some(share) => format!("{error} ({share})"),
-            None => error,
-        };
-        command.error(ErrorKind::ArgumentConflict, error)
-    })
 }
 
 fn gpu_layers(text: &str) -> Result<i32, String> {

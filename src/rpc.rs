@@ -9,8 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser};
 
-use super::args::AboutArgs;
-use super::manuals;
+use super::args::{AboutArgs, read};
 use super::{exit, output, signals};
 use hobbit::engine::{RpcEvent, RpcServer};
 use hobbit::{LogLevel, set_log};
@@ -66,17 +65,14 @@ struct Args {
 
 /// Runs `hobbit-rpc` with the arguments of this process.
 pub fn main() -> ExitCode {
-    exit::code(run(std::env::args_os()))
+    exit::code(run(std::env::args_os().skip(1)))
 }
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
-    let words: Vec<OsString> = words.collect();
-    if let Some(answered) = manuals::answer(Args::command, words.get(1..).unwrap_or_default()) {
-        return answered;
-    }
-    let args = match Args::try_parse_from(words) {
+    let parse = |words| Args::try_parse_from(std::iter::once("hobbit-rpc".into()).chain(words));
+    let args: Args = match read(Args::command, words.collect(), parse)? {
         Ok(args) => args,
-        Err(error) => return exit::usage(&error),
+        Err(status) => return Ok(status),
     };
     signals::watch(|signal| signal_hook::low_level::exit(i32::from(signal.status())))?;
     let shown = if variable("GGML_RPC_DEBUG").is_some() { LogLevel::Debug } else { LogLevel::Warn };

@@ -22,7 +22,6 @@ use super::devices;
 use super::download;
 use super::exit::{self, FAILED};
 use super::log::{Level, Log};
-use super::manuals;
 use super::media;
 use super::memory;
 use super::output::{is_closed_pipe, write_json};
@@ -53,13 +52,9 @@ pub fn main() -> ExitCode {
 }
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
-    let words: Vec<OsString> = words.collect();
-    if let Some(answered) = manuals::answer(args::command, &words) {
-        return answered;
-    }
-    let (mut low, notes) = match args::parse(words) {
-        Ok(parsed) => parsed,
-        Err(error) => return exit::usage(&error),
+    let (mut low, notes) = match args::read(args::command, words.collect(), args::parse)? {
+        Ok(read) => read,
+        Err(status) => return Ok(status),
     };
     if low.run.experts.device.list_devices {
         let json = low.output.stats_json.as_deref().map(|path| ("--stats-json", path));
@@ -138,20 +133,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         Some((prompt, predict)) => completion::run(&mut desk, prompt, *predict),
         None => conversation::run(&mut desk),
     };
-    let (end, status) = match outcome {
-        // Also if the terminal is gone and nothing can be printed.
-        _ if ctrl_c.is_ending() => (End::Interrupted, signals::status()),
-        Ok(End::Interrupted) => (End::Interrupted, signals::status()),
-        Ok(end) if desk.failed && (args.chat.single_turn.0 || !io::stdin().is_terminal()) => (end, FAILED),
-        Ok(end) => (end, 0),
-        // A reader that closed the pipe still wants the measurements.
-        Err(error) if is_closed_pipe(&error) => (End::Interrupted, 0),
-        Err(error) if error.is::<Interrupted>() => (End::Interrupted, signals::status()),
-        Err(error) => {
-            let _ = desk.screen.end_line();
-            return Err(error);
-        }
-    };
+    let (end, status) = status(outcome, &mut desk)?;
     let ended = desk.screen.end_line();
     if let Some(cache) = desk.cache.take() {
         cache.finish(&mut desk.session, log)?;
@@ -161,6 +143,24 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         ended?;
     }
     Ok(status)
+}
+
+/// How a run ended, and its exit status.
+fn status(outcome: Result<End>, desk: &mut Desk) -> Result<(End, u8)> {
+    Ok(match outcome {
+        // Also if the terminal is gone and nothing can be printed.
+        _ if desk.ctrl_c.is_ending() => (End::Interrupted, signals::status()),
+        Ok(End::Interrupted) => (End::Interrupted, signals::status()),
+        Ok(end) if desk.failed && (desk.args.chat.single_turn.0 || !io::stdin().is_terminal()) => (end, FAILED),
+        Ok(end) => (end, 0),
+        // A reader that closed the pipe still wants the measurements.
+        Err(error) if is_closed_pipe(&error) => (End::Interrupted, 0),
+        Err(error) if error.is::<Interrupted>() => (End::Interrupted, signals::status()),
+        Err(error) => {
+            let _ = desk.screen.end_line();
+            return Err(error);
+        }
+    })
 }
 
 /// Whether another seed may change the text.

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use clap::FromArgMatches;
 
-use super::{PrecisionArgs, PresetWords, command, parse};
+use super::preset::PresetWords;
+use super::{PrecisionArgs, command, parse};
 use crate::args::{Verbosity, grammar};
 use crate::argv::{Note, Switch, Tri, negated_by_environment, normalise};
 use crate::demo;
@@ -317,7 +318,7 @@ fn each_mistake_is_named() {
 
 #[test]
 fn sources_of_models() {
-    let source = |line: &str| parse(typed(line)).unwrap().0.model.source.source().unwrap();
+    let source = |line: &str| parse(typed(line)).unwrap().0.run.model.source.source().unwrap();
     let repo = |want| Some(Source::Repo { id: "a/b".parse().unwrap(), want });
     for line in ["-hf a/b:Q8_0", "-hfr a/b:Q8_0", "--hf_repo=a/b:Q8_0"] {
         assert_eq!(source(line), repo(Want::Quant("Q8_0".into())), "{line}");

@@ -11,7 +11,7 @@ use clap::{Arg, ArgAction, Args, Command, CommandFactory, FromArgMatches, Parser
 use super::case::integers;
 use crate::args::table::{self, List};
 use crate::args::{self, ExpertArgs, SourceArgs, SpeculationArgs};
-use crate::argv::{self, Note};
+use crate::argv::Note;
 use crate::manuals::PagesArgs;
 
 const EXAMPLES: &str = "\
@@ -238,13 +238,8 @@ pub fn command() -> Command {
 /// Parses a command line without its first word.
 pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::Error> {
     let mut command = command();
-    let grammar = args::grammar(&command);
-    let line = argv::normalise(words, &grammar).map_err(|error| command.error(ErrorKind::UnknownArgument, error))?;
-    command = args::model::without_idle_variables(command, &line.words);
-    let words = std::iter::once(OsString::from(command.get_name())).chain(line.words);
-    let matches = command.try_get_matches_from_mut(words);
-    let matches = matches.map_err(|error| args::in_plain_words(error, &mut command))?;
-    args::model::check(&matches).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))?;
+    let line = args::normalised(&mut command, words)?;
+    let matches = args::matched(&mut command, line.words.into_iter())?;
     let bench = BenchArgs::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
     let mut engine = Vec::new();
     for arg in expert_flags() {

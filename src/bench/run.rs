@@ -17,11 +17,10 @@ use super::host::Host;
 use super::print::{Printer, Shown};
 use super::record::Record;
 use super::{child, start};
-use crate::args::Verbosity;
+use crate::args::{Verbosity, read};
 use crate::devices;
 use crate::download;
 use crate::exit::{self, USAGE};
-use crate::manuals;
 use crate::memory;
 use crate::output::{say, tell};
 use crate::run::Process;
@@ -53,13 +52,9 @@ fn inner(words: &[OsString], work: impl Fn(&str) -> Result<String>) -> Result<u8
 }
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
-    let words: Vec<OsString> = words.collect();
-    if let Some(answered) = manuals::answer(args::command, &words) {
-        return answered;
-    }
-    let mut typed = match args::parse(words) {
+    let mut typed = match read(args::command, words.collect(), args::parse)? {
         Ok(typed) => typed,
-        Err(error) => return exit::usage(&error),
+        Err(status) => return Ok(status),
     };
     if typed.list_devices {
         return devices::list(&[], typed.bench.output.verbose, None).map(|()| 0);

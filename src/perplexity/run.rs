@@ -11,13 +11,12 @@ use serde_json::{Value, json};
 
 use super::args::{self, HiArgs, Measure};
 use super::{format, measure};
-use crate::args::verbosity;
+use crate::args::{read, verbosity};
 use crate::argv::Note;
 use crate::devices;
 use crate::download;
 use crate::exit;
 use crate::log::{Level, Log};
-use crate::manuals;
 use crate::memory;
 use crate::output::write_json;
 use crate::progress::TokenBar;
@@ -88,13 +87,9 @@ pub fn main() -> ExitCode {
 }
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
-    let words: Vec<OsString> = words.collect();
-    if let Some(answered) = manuals::answer(args::command, &words) {
-        return answered;
-    }
-    let (mut low, notes) = match args::parse(words) {
-        Ok(parsed) => parsed,
-        Err(error) => return exit::usage(&error),
+    let (mut low, notes) = match read(args::command, words.collect(), args::parse)? {
+        Ok(read) => read,
+        Err(status) => return Ok(status),
     };
     if low.run.experts.device.list_devices {
         let json = low.output.json.as_deref().map(|path| ("--json", path));

@@ -50,7 +50,6 @@ use crate::args::{self, server::ServerArgs};
 use crate::argv::{self, Note};
 use crate::ctrl_c::CtrlC;
 use crate::log::{Level, Log};
-use crate::manuals;
 use crate::{download, exit, media, memory, run, saved, signals};
 use adapters::Adapters;
 use app::{App, Loaded};
@@ -81,12 +80,10 @@ pub fn main() -> ExitCode {
 
 fn serve(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let words: Vec<OsString> = words.collect();
-    if let Some(answered) = manuals::answer(args::server::command, &words) {
-        return answered;
-    }
-    let (mut args, mut notes) = match args::parse_as::<ServerArgs>(args::server::command(), words.clone()) {
-        Ok(parsed) => parsed,
-        Err(error) => return exit::usage(&error),
+    let parse = |words| args::parse_as::<ServerArgs>(args::server::command(), words);
+    let (mut args, mut notes) = match args::read(args::server::command, words.clone(), parse)? {
+        Ok(read) => read,
+        Err(status) => return Ok(status),
     };
     if args.run.experts.device.list_devices {
         return crate::devices::list(&args.run.experts.device.rpc, args.log.verbose.0, None).map(|()| 0);

@@ -19,7 +19,7 @@ use serde_json::Value;
 use args::{Args, Command, ShowArgs, TuneArgs};
 
 use super::exit;
-use super::manuals;
+use crate::args::read;
 use hobbit_core::files::{self, Input, Kind, Output, OutputError};
 use hobbit_core::route::Thresholds;
 use hobbit_core::sim::{FitGoal, Fitted, Recording, SimError, fit};
@@ -33,13 +33,10 @@ pub fn main() -> ExitCode {
 
 /// Runs the command line `words`, program name first.
 fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8> {
-    let words: Vec<OsString> = words.collect();
-    if let Some(answered) = manuals::answer(Args::command, words.get(1..).unwrap_or_default()) {
-        return answered;
-    }
-    let args = match Args::try_parse_from(words) {
+    let parse = |words| Args::try_parse_from(std::iter::once("hobbit-sim".into()).chain(words));
+    let args: Args = match read(Args::command, words.skip(1).collect(), parse)? {
         Ok(args) => args,
-        Err(error) => return exit::usage(&error),
+        Err(status) => return Ok(status),
     };
     match args.command {
         Command::Show(args) => show(&args, out)?,
