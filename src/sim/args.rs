@@ -9,10 +9,10 @@ use clap::{Parser, Subcommand};
 use crate::args::{bytes, number, percent, strength};
 use crate::argv::Switch;
 use crate::manuals::PagesArgs;
-use hobbit::options::{self, PrecisionMode, VirtualUpdate};
+use hobbit::options::{self, PrecisionMode, RoutingOptions, VirtualExperts, VirtualUpdate};
 use hobbit_core::cache::policy::{PolicyKind, Weights};
 use hobbit_core::predict::PredictorKind;
-use hobbit_core::route::{Shares, Thresholds};
+use hobbit_core::route::{Rerouting, Shares, Thresholds};
 use hobbit_core::sim::{Budget, Compute, Config, Eviction, PredictedBy, Prefetch, Recording, Slots, path_table};
 
 const EXAMPLES: &str = "\
@@ -245,23 +245,11 @@ impl WorldArgs {
         if let Some(upgrade) = self.upgrade {
             config.upgrade = upgrade.0;
         }
-        let rules = &mut config.rerouting;
-        rules.bias = self.cache_bias.unwrap_or(rules.bias);
-        rules.keep_top = self.keep_top.map_or(rules.keep_top, usize::from);
-        rules.substitute = self.substitute.unwrap_or(rules.substitute);
-        rules.substitute_max = self.substitute_max.map(usize::from).or(rules.substitute_max);
-        config.drop = self.drop.unwrap_or(config.drop);
-        if let Some(is_on) = self.virtual_experts {
-            config.virtual_experts = is_on.0.then(|| config.virtual_experts.unwrap_or_default());
-        }
-        config.rerouting.only_present = config.virtual_experts.is_some();
-        if let Some(update) = self.virtual_update {
-            anyhow::ensure!(
-                config.virtual_experts.is_some(),
-                "--virtual-update is of no use without --virtual-experts on"
-            );
-            config.virtual_experts = Some(update);
-        }
+        config = config.with_routing(&self.routing(recording));
+        anyhow::ensure!(
+            self.virtual_update.is_none() || config.virtual_experts.is_some(),
+            "--virtual-update is of no use without --virtual-experts on"
+        );
         config.weights = self.policy_weights.unwrap_or(config.weights);
         if let Some(bytes) = self.link {
             config.link.bytes_per_second = bytes as f64;
@@ -276,6 +264,25 @@ impl WorldArgs {
             config.compute = Compute::Given { layer_seconds: layer_ms / 1e3, expert_seconds: expert_ms / 1e3 };
         }
         Ok(config)
+    }
+
+    /// The recorded rules of routing, changed by the flags.
+    pub fn routing(&self, recording: &Recording) -> RoutingOptions {
+        let recorded = &recording.header.settings.routing;
+        let Rerouting { bias, substitute, .. } = recorded.rerouting();
+        let was_virtual = recorded.virtual_experts != VirtualExperts::Off;
+        let is_virtual = self.virtual_experts.map_or(was_virtual, |switch| switch.0);
+        let update = if was_virtual { recorded.virtual_update } else { VirtualUpdate::Auto };
+        RoutingOptions {
+            cache_bias: self.cache_bias.unwrap_or(bias),
+            keep_top: self.keep_top.map_or(recorded.keep_top, u32::from),
+            substitute: self.substitute.unwrap_or(substitute),
+            substitute_max: self.substitute_max.map(u32::from).or(recorded.substitute_max),
+            drop: self.drop.unwrap_or(recorded.drop),
+            virtual_experts: if is_virtual { VirtualExperts::Auto } else { VirtualExperts::Off },
+            virtual_update: self.virtual_update.unwrap_or(update),
+            ..RoutingOptions::default()
+        }
     }
 
     /// Adds a predictor.

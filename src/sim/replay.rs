@@ -9,9 +9,7 @@ use serde::Serialize;
 
 use super::args::{ReplayArgs, WorldArgs};
 use super::table;
-use hobbit::options::{RoutingOptions, VirtualExperts};
 use hobbit_core::predict::PredictorKind;
-use hobbit_core::route::Rerouting;
 use hobbit_core::sim::{Budget, Config, Eviction, Outcome, PredictedBy, Recording, Shares, SimError, replay};
 use hobbit_core::units::{MIB, Percent};
 
@@ -120,7 +118,7 @@ fn compare(
     predictors: &[PredictedBy],
     evictions: &[Eviction],
 ) -> Result<Vec<Row>> {
-    let base = world.config(recording)?;
+    let (base, routing) = (world.config(recording)?, world.routing(recording).words());
     let lru: Eviction = "lru".parse()?;
     let blind = PredictedBy::Predictor(PredictorKind::None);
     let mut configs = Vec::new();
@@ -150,7 +148,7 @@ fn compare(
             policy: config.eviction.to_string(),
             budget: config.budget.to_string(),
             predictor: config.predictor.to_string(),
-            routing: routing_words(config),
+            routing: routing.clone(),
             shares: outcome.decode.shares(),
             penalty_to_lru: penalty(lru, config.predictor, config.budget).map(|lru| own / lru),
             penalty_to_belady: penalty(Eviction::Belady, blind, config.budget).map(|least| own / least),
@@ -158,22 +156,6 @@ fn compare(
         }
     });
     Ok(rows.collect())
-}
-
-/// The routing options that give something up, in words.
-fn routing_words(config: &Config) -> Option<String> {
-    let Rerouting { bias, keep_top, substitute, substitute_max, .. } = config.rerouting;
-    let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    let options = RoutingOptions {
-        cache_bias: bias,
-        keep_top: number(keep_top),
-        substitute,
-        substitute_max: substitute_max.map(number),
-        drop: config.drop,
-        virtual_experts: config.virtual_experts.map_or(VirtualExperts::Off, |_| VirtualExperts::Auto),
-        ..RoutingOptions::default()
-    };
-    options.words()
 }
 
 fn on_all_processors<T: Sync, R: Send>(

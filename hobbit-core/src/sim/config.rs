@@ -15,7 +15,7 @@ use crate::cache::policy::{PolicyKind, Weights};
 use crate::expert::Version;
 use crate::load::prefetch::PrefetchRule;
 use crate::named::UnknownName;
-use crate::options::{self, PrecisionMode, VirtualExperts, VirtualUpdate};
+use crate::options::{self, PrecisionMode, RoutingOptions, VirtualExperts, VirtualUpdate};
 use crate::predict::{PathTable, PredictorKind};
 use crate::route::{Rerouting, Thresholds};
 
@@ -191,16 +191,23 @@ impl Config {
             prefill_low: settings.prefill_low,
             upgrade: settings.upgrade,
             deterministic: settings.deterministic,
-            rerouting: settings.routing.rerouting(),
-            virtual_experts: (settings.routing.virtual_experts != VirtualExperts::Off)
-                .then_some(settings.routing.virtual_update),
-            drop: settings.routing.drop,
+            rerouting: Rerouting::default(),
+            virtual_experts: None,
+            drop: 0.0,
             prefetch: is_read_ahead.then_some(Prefetch { distance_max, rule, tries }),
             predictor,
             link,
             compute: Compute::Recorded,
             device: None,
-        })
+        }
+        .with_routing(&settings.routing))
+    }
+
+    /// The same with other rules of routing.
+    #[must_use]
+    pub fn with_routing(self, routing: &RoutingOptions) -> Self {
+        let virtual_experts = (routing.virtual_experts != VirtualExperts::Off).then_some(routing.virtual_update);
+        Self { rerouting: routing.rerouting(), virtual_experts, drop: routing.drop, ..self }
     }
 
     /// Whether tokens use other experts than the router's, or leave some out: then the replay is open-loop.
