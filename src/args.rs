@@ -255,6 +255,10 @@ fn finite(text: &str) -> Result<f32, String> {
     number(f32::MIN..=f32::MAX, "a finite number")(text)
 }
 
+fn probability(text: &str) -> Result<f32, String> {
+    number(0.0..=1.0, "a number from 0 to 1")(text)
+}
+
 /// How strongly routing prefers experts in memory.
 pub fn strength(text: &str) -> Result<f32, String> {
     number(0.0..=100.0, "a number from 0, such as 0.2")(text)

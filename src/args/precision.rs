@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
+use super::probability;
 use crate::argv::Switch;
 use hobbit::options::{KernelChoice, LowShare, LowSource, PrecisionMode, PrecisionOptions};
 use hobbit_core::pack::TypeChoice;
@@ -36,11 +37,11 @@ pub struct PrecisionArgs {
     pub kernels: KernelChoice,
     /// A missing expert comes in high precision if the token's router weights above its own sum to at most N, 0 to 1;
     /// with 1 always (default: the pack's, or 0.6)
-    #[arg(long, value_name = "N", value_parser = threshold, env = "HOBBIT_ARG_T1")]
+    #[arg(long, value_name = "N", value_parser = probability, env = "HOBBIT_ARG_T1")]
     pub t1: Option<f32>,
     /// Otherwise it comes in low precision if they sum to at most N, and beyond that it is skipped; with 1 never
     /// (default: the pack's, or 0.9)
-    #[arg(long, value_name = "N", value_parser = threshold, env = "HOBBIT_ARG_T2")]
+    #[arg(long, value_name = "N", value_parser = probability, env = "HOBBIT_ARG_T2")]
     pub t2: Option<f32>,
     /// Share of a layer's experts, least popular first, that come in low precision while a prompt is read;
     /// with --t1 below 1 none that is some token's first (default: 25%, with --t1 1 none). Example: --t1 1
@@ -158,10 +159,6 @@ fn low_source(text: OsString, is_file: impl Fn(&Path) -> bool) -> Result<Low, St
             Err(format!("there is no such file, and these are no types such as q2_k or q2_k,down=q3_k either: {why}"))
         }
     }
-}
-
-fn threshold(text: &str) -> Result<f32, String> {
-    super::number(0.0..=1.0, "a number from 0 to 1")(text)
 }
 
 /// `25%` or `25`, as a share.

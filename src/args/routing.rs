@@ -119,9 +119,8 @@ impl RoutingArgs {
 
     /// The first flag that gives something up, as typed.
     fn spelled(&self) -> String {
-        let strengths = [("--cache-bias", self.cache_bias), ("--substitute", self.substitute), ("--drop", self.drop)];
-        match strengths.into_iter().find(|(_, strength)| *strength > 0.0) {
-            Some((flag, strength)) => format!("{flag} {strength}"),
+        match self.options().strengths().into_iter().find(|(_, strength)| *strength > 0.0) {
+            Some((name, strength)) => format!("--{} {strength}", name.replace('_', "-")),
             None if self.target_latency.is_some() => "--target-latency".to_owned(),
             None => "--virtual-experts".to_owned(),
         }

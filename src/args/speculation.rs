@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{gpu_layers, number};
+use super::{gpu_layers, probability};
 use crate::argv::Switch;
 use hobbit::options::{DeviceChoice, DraftOptions, DraftSource, SpeculationOptions};
 
@@ -62,10 +62,6 @@ fn source(word: &str) -> Result<Source, String> {
         )),
         _ => word.parse().map(|source| Source(Some(source))).map_err(|error| format!("{error}; or none")),
     }
-}
-
-fn probability(text: &str) -> Result<f32, String> {
-    number(0.0..=1.0, "a number from 0 to 1")(text)
 }
 
 impl SpeculationArgs {

@@ -64,11 +64,12 @@ impl ModelOptions {
             ("t2", has_thresholds && precision.t2.is_some()),
             ("renormalise", has_thresholds && precision.renormalise),
         ];
+        let [bias, substitute, drop] = routing.strengths().map(|(name, strength)| (name, strength > 0.0));
         let of_missing: [(&str, bool); 6] = [
             ("precision", is_dynamic),
-            ("cache_bias", routing.cache_bias > 0.0),
-            ("substitute", routing.substitute > 0.0),
-            ("drop", routing.drop > 0.0),
+            bias,
+            substitute,
+            drop,
             ("virtual_experts", routing.virtual_experts != VirtualExperts::Off),
             ("target_latency", routing.target_latency.is_some()),
         ];

@@ -104,6 +104,11 @@ impl RoutingOptions {
         (knob, std::array::from_fn(|at| if at + 1 == Self::STEPS { most } else { step(at) as f32 }))
     }
 
+    /// What routing gives up, from 0 on, by the names of these options.
+    pub fn strengths(&self) -> [(&'static str, f32); 3] {
+        [("cache_bias", self.cache_bias), ("substitute", self.substitute), ("drop", self.drop)]
+    }
+
     /// Whether every token uses its routers' choices.
     pub fn is_off(&self) -> bool {
         self.rerouting().is_off() && self.drop <= 0.0 && self.target_latency.is_none()

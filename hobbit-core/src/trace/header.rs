@@ -128,16 +128,11 @@ impl Header {
         }
         self.settings.mode.parse::<PrecisionMode>().map_err(|error| error.to_string())?;
         self.settings.prefetch.parse::<Prefetch>().map_err(|error| error.to_string())?;
-        let RoutingOptions { cache_bias, substitute, drop, .. } = self.settings.routing;
-        let Settings { t1, t2, prefill_low, .. } = self.settings;
-        for (name, value, most, expected) in [
-            ("cache_bias", cache_bias, f32::MAX, "from 0 on"),
-            ("substitute", substitute, f32::MAX, "from 0 on"),
-            ("drop", drop, f32::MAX, "from 0 on"),
-            ("t1", t1, 1.0, "from 0 to 1"),
-            ("t2", t2, 1.0, "from 0 to 1"),
-            ("prefill_low", prefill_low, 1.0, "from 0 to 1"),
-        ] {
+        let Settings { t1, t2, prefill_low, routing, .. } = &self.settings;
+        let shares = [("t1", *t1), ("t2", *t2), ("prefill_low", *prefill_low)];
+        let shares = shares.map(|(name, share)| (name, share, 1.0, "from 0 to 1"));
+        let strengths = routing.strengths().map(|(name, strength)| (name, strength, f32::MAX, "from 0 on"));
+        for (name, value, most, expected) in strengths.into_iter().chain(shares) {
             if !(0.0..=most).contains(&value) {
                 return Err(format!("{name} is {value}, expected a number {expected}"));
             }
