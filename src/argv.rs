@@ -16,11 +16,6 @@ use hobbit::options::Repack;
 /// Flags that clap adds to commands without their own.
 const CLAPS: [&str; 4] = ["-h", "--help", "-V", "--version"];
 
-/// The spellings of `--long` that clap's help does not show.
-pub fn other_spellings(long: &str) -> impl Iterator<Item = String> {
-    table::find(long).into_iter().flat_map(|flag| flag.also().chain(flag.off())).map(str::to_owned)
-}
-
 /// Every spelling of the flag `--long`.
 fn spellings_of(arg: &clap::Arg, long: &str) -> Vec<(String, Takes)> {
     let is_named = |name| arg.get_value_names().is_some_and(|names| names == [name]);
@@ -38,10 +33,8 @@ fn spellings_of(arg: &clap::Arg, long: &str) -> Vec<(String, Takes)> {
     let mut all = vec![(format!("--{long}"), takes)];
     all.extend(arg.get_short().map(|letter| (format!("-{letter}"), takes)));
     all.extend(matches!(takes, Takes::Switch(_)).then(|| (format!("--no-{long}"), Takes::Switch(false))));
-    if let Some(flag) = table::find(long) {
-        all.extend(flag.also().map(|spelling| (spelling.to_owned(), takes)));
-        all.extend(flag.off().map(|spelling| (spelling.to_owned(), Takes::Switch(false))));
-    }
+    let of_table = table::spellings(long);
+    all.extend(of_table.map(|(spelling, off)| (spelling.to_owned(), if off { Takes::Switch(false) } else { takes })));
     all
 }
 
@@ -346,12 +339,11 @@ mod tests {
             let commands =
                 [crate::perplexity::args::command, crate::bench::args::command, crate::args::server::command];
             let others = commands.map(|command| Grammar::of(&command(), |_| None));
-            let grammars = || others.iter().chain([&own]);
-            for flag in table::FLAGS {
-                for spelling in [format!("--{}", flag.long)].into_iter().chain(other_spellings(flag.long)) {
-                    let mut found = grammars().filter_map(|grammar| grammar.flags.get(&spelling));
-                    assert!(found.any(|(target, _)| target == flag.long), "{spelling}");
-                }
+            for (long, spelling) in
+                table::SPELLINGS.iter().flat_map(|row| table::spellings(row.0).map(|(spelling, _)| (row.0, spelling)))
+            {
+                let mut found = others.iter().chain([&own]).filter_map(|grammar| grammar.flags.get(spelling));
+                assert!(found.any(|(target, _)| target == long), "{spelling}");
             }
         }
     }

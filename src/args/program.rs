@@ -73,7 +73,8 @@ pub fn with_spellings(command: Command) -> Command {
         let is_named = |name| arg.get_value_names().is_some_and(|names| names == [name]);
         let (is_switch, is_tri) = (is_named(Switch::NAME), is_named(Tri::NAME));
         let is_on = arg.get_default_values() == ["on"];
-        let mut also: Vec<_> = arg.get_long().into_iter().flat_map(argv::other_spellings).collect();
+        let spellings = arg.get_long().into_iter().flat_map(table::spellings);
+        let mut also: Vec<_> = spellings.map(|(spelling, _)| spelling.to_owned()).collect();
         if let Some(long) = arg.get_long().filter(|_| is_switch && is_on) {
             also.push(format!("--no-{long}"));
         }

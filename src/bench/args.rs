@@ -252,7 +252,7 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::E
             continue;
         }
         let given = matches.get_many::<String>(id).into_iter().flatten();
-        let list = table::find(long).map_or(List::Words, |flag| flag.list);
+        let list = table::list(long);
         let mut alternatives = Vec::new();
         for text in given {
             let values = alternatives_of(list, text)
