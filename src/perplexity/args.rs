@@ -151,17 +151,18 @@ impl HiArgs {
 
     pub fn new(low: LowArgs, around: &dyn Surroundings) -> Result<Self> {
         let measure = measure(&low.measure)?;
+        let mut inputs = given_files([("-f", &low.text.file), ("-bf", &low.text.binary_file)]);
+        let mut given = given_text(&low.text, around)?;
+        let lacks_text = given.is_none() && !matches!(measure, Measure::Divergence(_));
+        if lacks_text && low.run.model.model.is_some() {
+            bail!("no text: give a file with -f (or -bf), or a text with -p");
+        }
         let mut run = Run::new(&low.run, around, |session| session.context_shift = false)?;
         // Measure hobbit's expert handling, even if the model fits.
         run.model_options.passthrough = false;
         // Whole batches are scored, and no context goes back.
         (run.session_options.n_outputs_max, run.session_options.checkpoints) = (0, 0);
-        let mut inputs = given_files([("-f", &low.text.file), ("-bf", &low.text.binary_file)]);
-        let mut given = given_text(&low.text, around)?;
-        if given.is_none() && !matches!(measure, Measure::Divergence(_)) {
-            if !run.is_demo {
-                bail!("no text: give a file with -f (or -bf), or a text with -p");
-            }
+        if lacks_text {
             let name = run.model.with_file_name(demo::TEXT);
             inputs.push(("-f", name.clone()));
             given = Some((name.clone(), as_typed(read(&name, around)?, false)));
