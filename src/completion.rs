@@ -32,7 +32,7 @@ pub fn run(desk: &mut Desk, prompt: &Bytes, predict: Option<usize>) -> Result<En
     if let Some(error) = too_long("prompt", prompt.n_cells(), desk.session.n_ctx()) {
         bail!(error);
     }
-    if args.display_prompt {
+    if args.typed.display_prompt.0 {
         let text = desk.text_of(&prompt.tokens);
         desk.screen.print(Voice::Prompt, &text)?;
     }
@@ -76,7 +76,7 @@ fn ask(desk: &mut Desk, keyboard: &mut Keyboard) -> Result<Option<Vec<Token>>> {
         Answer::Interrupted => return Err(Interrupted.into()),
     };
     desk.screen.print(Voice::Model, &affixes.suffix)?;
-    let typed = if desk.args.escape { unescape(typed.as_bytes()) } else { typed.into_bytes() };
+    let typed = if desk.args.typed.text.escape.0 { unescape(typed.as_bytes()) } else { typed.into_bytes() };
     let mut tokens = desk.model.tokenize(&affixes.prefix, affixes.bos, true)?;
     tokens.extend(desk.model.tokenize(&typed, false, false)?);
     tokens.extend(desk.model.tokenize(&affixes.suffix, false, true)?);
@@ -97,7 +97,7 @@ pub fn text(args: &HiArgs, around: &dyn Surroundings, log: &Log, ctrl_c: &CtrlC)
     }
     let found = if around.has_input() { read_patiently(log, ctrl_c)? } else { Vec::new() };
     if !found.is_empty() {
-        return Ok((as_typed(found, args.escape), args.predict));
+        return Ok((as_typed(found, args.typed.text.escape.0), args.predict));
     }
     if !args.run.is_demo {
         bail!("the standard input is empty, expected a prompt there; give a text with -p, or a file with -f");

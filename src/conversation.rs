@@ -122,7 +122,7 @@ pub fn run(desk: &mut Desk) -> Result<End> {
         let mut echo = None;
         let message = match given.take() {
             Some(message) => {
-                echo = args.display_prompt.then(|| format!("{PROMPT}{message}\n"));
+                echo = args.typed.display_prompt.0.then(|| format!("{PROMPT}{message}\n"));
                 Input::Message(message)
             }
             None => match keyboard.ask(PROMPT, &mut desk.screen, desk.ctrl_c)? {

@@ -7,7 +7,8 @@ use anyhow::{Context, Result, bail};
 
 use super::advice;
 use super::args::{
-    ChatArgs, ContextArgs, ExpertArgs, LowArgs, OutputArgs, RopeArgs, RunArgs, SamplingArgs, TextArgs, bounded,
+    ChatArgs, ContextArgs, ExpertArgs, LowArgs, OutputArgs, PromptArgs, RopeArgs, RunArgs, SamplingArgs, TextArgs,
+    bounded,
 };
 use super::argv::{Switch, Tri};
 use super::demo;
@@ -43,10 +44,8 @@ pub struct HiArgs {
     pub demo_predict: Option<usize>,
     /// Texts at which generation stops.
     pub stops: Vec<String>,
-    pub display_prompt: bool,
-    pub verbose_prompt: bool,
-    /// Process escapes in input, too.
-    pub escape: bool,
+    /// Other flags of the prompt. Escapes are processed in input, too.
+    pub typed: PromptArgs,
     /// The files of the system prompt and the template were read; `-if` is `-i` too.
     pub chat: ChatArgs,
     pub affixes: Affixes,
@@ -135,7 +134,7 @@ impl HiArgs {
         }
         let mut prompt = given_text(&low.prompt.text, around)?.map(|(_, text)| text);
         let mut predict = low.prompt.predict;
-        let prompt_cache = low.prompt.prompt_cache.map(|path| PromptCacheOptions {
+        let prompt_cache = low.prompt.prompt_cache.take().map(|path| PromptCacheOptions {
             path,
             keeps_all: low.prompt.prompt_cache_all.0,
             is_read_only: low.prompt.prompt_cache_ro.0,
@@ -184,9 +183,7 @@ impl HiArgs {
                 bos: low.chat.in_prefix_bos.0,
                 given: low.chat.in_prefix.is_some() || low.chat.in_suffix.is_some() || low.chat.in_prefix_bos.0,
             },
-            escape,
-            display_prompt: low.prompt.display_prompt.0,
-            verbose_prompt: low.prompt.verbose_prompt.0,
+            typed: low.prompt,
             colour: match low.output.color {
                 Tri::On => true,
                 Tri::Off => false,

@@ -180,7 +180,7 @@ impl Desk<'_> {
 
     /// For `--verbose-prompt`: every token with its text.
     pub fn explain(&self, tokens: &[Token]) {
-        if !self.args.verbose_prompt {
+        if !self.args.typed.verbose_prompt.0 {
             return;
         }
         self.log.line(Level::Info, format!("prompt of {} tokens:", tokens.len()));

@@ -80,7 +80,7 @@ fn defaults_are_llama_cpps() {
     assert_eq!((hi.run.model_options, hi.run.session_options), (expected, session));
     assert_eq!(hi.sampling, SamplingOptions::default());
     assert_eq!((hi.prompt, hi.predict, hi.chat.conversation), (None, None, None));
-    assert!(hi.display_prompt && hi.escape && hi.output.closing.perf.0 && hi.colour);
+    assert!(hi.typed.display_prompt.0 && hi.typed.text.escape.0 && hi.output.closing.perf.0 && hi.colour);
     assert_eq!(hi.output.verbosity(), Verbosity { shown: 3, logged: 3 });
 }
 
@@ -144,7 +144,7 @@ const GIVEN: &[(&str, Holds)] = &[
     ("-md d.gguf --spec-type none", |hi| hi.speculation.is_none() && hi.run.session_options.n_outputs_max == 1),
     ("--spec-type ngram-mod --draft-max 0", |hi| hi.speculation.is_none()),
     ("-no-cnv -st", |hi| hi.chat.conversation == Some(Switch(false)) && hi.chat.single_turn.0),
-    ("-e --no-escape", |hi| !hi.escape),
+    ("-e --no-escape", |hi| !hi.typed.text.escape.0),
     ("--no-perf --show-timings", |hi| hi.output.closing.perf.0),
     ("-dev RPC0,CUDA1", |hi| device(hi).devices == DeviceChoice::Named(vec!["RPC0".into(), "CUDA1".into()])),
     ("--device none", |hi| device(hi).devices == DeviceChoice::None),
