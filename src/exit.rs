@@ -15,6 +15,11 @@ pub const FAILED: u8 = 1;
 /// Exit status after wrong usage.
 pub const USAGE: u8 = 2;
 
+/// The end of a program that has answered already, with its exit status: a page is printed, or a mistake named.
+#[derive(Debug, thiserror::Error)]
+#[error("exit status {0}")]
+pub struct Answered(pub u8);
+
 /// The exit code for an outcome.
 pub fn code(outcome: Result<u8>) -> ExitCode {
     outcome.map_or_else(|error| failure(&error), ExitCode::from)
@@ -24,6 +29,9 @@ pub fn code(outcome: Result<u8>) -> ExitCode {
 pub fn failure(error: &anyhow::Error) -> ExitCode {
     if is_closed_pipe(error) {
         return ExitCode::SUCCESS;
+    }
+    if let Some(Answered(status)) = error.downcast_ref() {
+        return ExitCode::from(*status);
     }
     let (is_interruption, is_usage) = of_engine(error);
     if error.is::<Interrupted>() || is_interruption {

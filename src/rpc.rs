@@ -70,10 +70,7 @@ pub fn main() -> ExitCode {
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let parse = |words| Args::try_parse_from(std::iter::once("hobbit-rpc".into()).chain(words));
-    let args: Args = match read(Args::command, words.collect(), parse)? {
-        Ok(args) => args,
-        Err(status) => return Ok(status),
-    };
+    let args: Args = read(Args::command, words.collect(), parse)?;
     signals::watch(|signal| signal_hook::low_level::exit(i32::from(signal.status())))?;
     let shown = if variable("GGML_RPC_DEBUG").is_some() { LogLevel::Debug } else { LogLevel::Warn };
     set_log(move |level, text| {

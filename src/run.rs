@@ -52,10 +52,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
-    let (mut low, notes) = match args::read(args::command, words.collect(), args::parse)? {
-        Ok(read) => read,
-        Err(status) => return Ok(status),
-    };
+    let (mut low, notes) = args::read(args::command, words.collect(), args::parse)?;
     if low.run.experts.device.list_devices {
         let json = low.output.stats_json.as_deref().map(|path| ("--stats-json", path));
         return devices::list(&low.run.experts.device.rpc, low.output.log.verbose.0, json).map(|()| 0);

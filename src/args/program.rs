@@ -16,21 +16,22 @@ use clap::{ArgMatches, Command, FromArgMatches};
 use super::preset::PresetWords;
 use super::{PrecisionArgs, RoutingArgs, model, table};
 use crate::argv::{self, Grammar, Line, Note, Switch, Tri};
-use crate::{exit, manuals};
+use crate::exit::{self, Answered};
+use crate::manuals;
 
-/// Reads the words after a program's name: its arguments, or the exit status if the words ask for a page, or are wrong.
+/// Reads the words after a program's name.
 ///
 /// # Errors
-/// A page that cannot be printed.
+/// [`Answered`] if the words ask for a page, or are wrong; or a page that cannot be printed.
 pub fn read<A>(
     command: fn() -> Command,
     words: Vec<OsString>,
     parse: impl FnOnce(Vec<OsString>) -> Result<A, clap::Error>,
-) -> Result<Result<A, u8>> {
-    if let Some(answered) = manuals::answer(command, &words) {
-        return answered.map(Err);
+) -> Result<A> {
+    if let Some(status) = manuals::answer(command, &words) {
+        return Err(Answered(status?).into());
     }
-    parse(words).map_or_else(|error| exit::usage(&error).map(Err), |args| Ok(Ok(args)))
+    parse(words).or_else(|error| Err(Answered(exit::usage(&error)?).into()))
 }
 
 /// A derived command with the common behaviour of llama.cpp's programs: a repeated flag overrides, and [`AboutArgs`]
@@ -91,14 +92,9 @@ pub fn with_spellings(command: Command) -> Command {
 /// Names the values of switches, and switches off or leaves to choice what the declaration does not switch on.
 pub fn with_switches(command: Command) -> Command {
     command.mut_args(|arg| {
-        let is_of = |wanted: TypeId| arg.get_value_parser().type_id() == wanted;
-        let (name, default) = if is_of(TypeId::of::<Switch>()) {
-            (Switch::NAME, "off")
-        } else if is_of(TypeId::of::<Tri>()) {
-            (Tri::NAME, "auto")
-        } else {
-            return arg;
-        };
+        let kinds = [(TypeId::of::<Switch>(), Switch::NAME, "off"), (TypeId::of::<Tri>(), Tri::NAME, "auto")];
+        let is_of = |kind: &(TypeId, _, _)| arg.get_value_parser().type_id() == kind.0;
+        let Some((_, name, default)) = kinds.into_iter().find(is_of) else { return arg };
         // The derive requires a value where the declaration gives no default.
         match arg.is_required_set() {
             true => arg.value_name(name).required(false).default_value(default),

@@ -52,10 +52,7 @@ fn inner(words: &[OsString], work: impl Fn(&str) -> Result<String>) -> Result<u8
 }
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
-    let mut typed = match read(args::command, words.collect(), args::parse)? {
-        Ok(typed) => typed,
-        Err(status) => return Ok(status),
-    };
+    let mut typed = read(args::command, words.collect(), args::parse)?;
     if typed.list_devices {
         return devices::list(&[], typed.bench.output.verbose, None).map(|()| 0);
     }

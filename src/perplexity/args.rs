@@ -1,14 +1,13 @@
 //! The command line of `hobbit-perplexity` and the settings made of it. Names, defaults and environment follow
 //! llama.cpp's `llama-perplexity`.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::{Args, CommandFactory, Parser};
 
 use crate::args::{self, ClosingArgs, LogArgs, RunArgs, TextArgs};
-use crate::argv::{Note, Switch};
+use crate::argv::Switch;
 use crate::demo;
 use crate::resolve::{self, Bytes, Run, as_typed, given_files, given_text};
 use crate::surroundings::{Surroundings, read};
@@ -96,11 +95,6 @@ pub fn command() -> clap::Command {
         .mut_arg("perf", |arg| arg.help("Timing and cache lines at the end"))
         .mut_arg("log_file", |arg| arg.help("Write the log to this file too"));
     args::as_program(command)
-}
-
-/// Reads a command line without its first word.
-pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<(LowArgs, Vec<Note>), clap::Error> {
-    args::parse_as(command(), words)
 }
 
 /// The kind of measurement.
@@ -199,6 +193,7 @@ fn measure(args: &MeasureArgs) -> Result<Measure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsString;
     use std::io;
     use std::path::Path;
 
@@ -225,7 +220,7 @@ mod tests {
 
     fn resolved(line: &str) -> Result<HiArgs> {
         let words = line.split_whitespace().map(OsString::from);
-        let (low, _) = parse(words).map_err(|error| anyhow::anyhow!(error.to_string()))?;
+        let (low, _) = args::parse_as(command(), words).map_err(|error| anyhow::anyhow!(error.to_string()))?;
         HiArgs::new(low, &Fake)
     }
 

@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::args::{self, HiArgs, Measure};
+use super::args::{self, HiArgs, LowArgs, Measure};
 use super::{format, measure};
-use crate::args::{read, verbosity};
+use crate::args::{parse_as, read, verbosity};
 use crate::argv::Note;
 use crate::devices;
 use crate::download;
@@ -87,10 +87,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
-    let (mut low, notes) = match read(args::command, words.collect(), args::parse)? {
-        Ok(read) => read,
-        Err(status) => return Ok(status),
-    };
+    let (mut low, notes) = read(args::command, words.collect(), |words| parse_as::<LowArgs>(args::command(), words))?;
     if low.run.experts.device.list_devices {
         let json = low.output.json.as_deref().map(|path| ("--json", path));
         return devices::list(&low.run.experts.device.rpc, low.output.log.verbose.0, json).map(|()| 0);

@@ -81,10 +81,7 @@ pub fn main() -> ExitCode {
 fn serve(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let words: Vec<OsString> = words.collect();
     let parse = |words| args::parse_as::<ServerArgs>(args::server::command(), words);
-    let (mut args, mut notes) = match args::read(args::server::command, words.clone(), parse)? {
-        Ok(read) => read,
-        Err(status) => return Ok(status),
-    };
+    let (mut args, mut notes) = args::read(args::server::command, words.clone(), parse)?;
     if args.run.experts.device.list_devices {
         return crate::devices::list(&args.run.experts.device.rpc, args.log.verbose.0, None).map(|()| 0);
     }

@@ -34,10 +34,7 @@ pub fn main() -> ExitCode {
 /// Runs the command line `words`, program name first.
 fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8> {
     let parse = |words| Args::try_parse_from(std::iter::once("hobbit-sim".into()).chain(words));
-    let args: Args = match read(Args::command, words.skip(1).collect(), parse)? {
-        Ok(args) => args,
-        Err(status) => return Ok(status),
-    };
+    let args: Args = read(Args::command, words.skip(1).collect(), parse)?;
     match args.command {
         Command::Show(args) => show(&args, out)?,
         Command::Import(args) => import::run(&args, out)?,

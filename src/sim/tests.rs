@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use super::run;
-use crate::exit::in_words;
+use crate::exit::{Answered, in_words};
 use hobbit_core::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, Prediction, TraceWriter};
 
 /// A trace of two layers whose first experts are used most.
@@ -39,7 +39,8 @@ fn trace(path: &Path, n_tokens: u16) {
 
 fn hobbit_sim(words: &[&str]) -> anyhow::Result<(u8, String)> {
     let mut out = Vec::new();
-    let status = run(std::iter::once("hobbit-sim").chain(words.iter().copied()).map(OsString::from), &mut out)?;
+    let status = run(std::iter::once("hobbit-sim").chain(words.iter().copied()).map(OsString::from), &mut out);
+    let status = status.or_else(|error| error.downcast().map(|Answered(status)| status))?;
     Ok((status, String::from_utf8(out).unwrap()))
 }
 
