@@ -1,6 +1,8 @@
 //! Test cases: every combination of the command line's values, in llama-bench's order and grammar.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -113,26 +115,17 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
         let number = |value: i64| u32::try_from(value).ok().filter(|n| *n <= 1 << 24);
         values.into_iter().map(|n| number(n).with_context(|| format!("{flag} {n}: too large"))).collect()
     };
-    let words = |given: &[String], usual: &str| match given {
-        [] => vec![usual.to_owned()],
-        given => given.to_vec(),
-    };
     let n_batch = positive("-b", numbers("-b", &test.batch_size, 2048)?)?;
     let n_ubatch = positive("-ub", numbers("-ub", &test.ubatch_size, 512)?)?;
     let cores = std::thread::available_parallelism().map_or(4, |n| n.get() as u32);
     let threads = positive("-t", numbers("-t", &test.threads, cores)?)?;
     ensure!(threads.iter().all(|n| *n <= 512), "-t: at most 512 threads");
-    let (type_k, type_v) = (words(&test.cache_type_k, "f16"), words(&test.cache_type_v, "f16"));
-    for (flag, word) in type_k.iter().map(|word| ("-ctk", word)).chain(type_v.iter().map(|word| ("-ctv", word))) {
-        word.parse::<KvType>().map_err(|error| anyhow!("{flag}: {error}"))?;
-    }
-    let flash_attn = words(&test.flash_attn, "auto");
-    for word in &flash_attn {
-        word.parse::<FlashAttn>().map_err(|error| anyhow!("-fa: {error}"))?;
-    }
-    let no_kv_offload = words(&test.no_kv_offload, "0");
-    for word in &no_kv_offload {
-        ensure!(word == "0" || word == "1", "-nkvo {word}: expected 0 or 1");
+    let type_k = words::<KvType>("-ctk", &test.cache_type_k, "f16")?;
+    let type_v = words::<KvType>("-ctv", &test.cache_type_v, "f16")?;
+    let flash_attn = words::<FlashAttn>("-fa", &test.flash_attn, "auto")?;
+    let no_kv_offload = words::<String>("-nkvo", &test.no_kv_offload, "0")?;
+    if let Some(word) = no_kv_offload.iter().find(|word| *word != "0" && *word != "1") {
+        bail!("-nkvo {word}: expected 0 or 1");
     }
     let tests = tests(typed, &numbers)?;
     let depths = numbers("-d", &test.n_depth, 0)?;
@@ -183,6 +176,13 @@ fn tests(typed: &Typed, numbers: &impl Fn(&str, &[String], u32) -> Result<Vec<u3
         bail!("nothing to test: give -p, -n or -pg above 0");
     }
     Ok(tests)
+}
+
+/// The words of a flag, each of which is a `T`.
+fn words<T: FromStr<Err: Display>>(flag: &str, given: &[String], usual: &str) -> Result<Vec<String>> {
+    let words = if given.is_empty() { vec![usual.to_owned()] } else { given.to_vec() };
+    let wrong = words.iter().find_map(|word| word.parse::<T>().err());
+    wrong.map_or(Ok(words), |error| Err(anyhow!("{flag}: {error}")))
 }
 
 fn positive(flag: &str, values: Vec<u32>) -> Result<Vec<u32>> {

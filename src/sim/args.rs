@@ -242,24 +242,17 @@ impl WorldArgs {
         }
         config.mode = self.precision.unwrap_or(config.mode);
         config.low_percent = self.low_share.unwrap_or(0.0);
-        if let Some(upgrade) = self.upgrade {
-            config.upgrade = upgrade.0;
-        }
+        config.upgrade = self.upgrade.map_or(config.upgrade, |switch| switch.0);
         config = config.with_routing(&self.routing(recording));
         anyhow::ensure!(
             self.virtual_update.is_none() || config.virtual_experts.is_some(),
             "--virtual-update is of no use without --virtual-experts on"
         );
         config.weights = self.policy_weights.unwrap_or(config.weights);
-        if let Some(bytes) = self.link {
-            config.link.bytes_per_second = bytes as f64;
-        }
-        if let Some(us) = self.latency_us {
-            config.link.latency_seconds = us / 1e6;
-        }
-        if let Some(reads) = self.reads {
-            config.link.in_flight = reads.into();
-        }
+        let link = &mut config.link;
+        link.bytes_per_second = self.link.map_or(link.bytes_per_second, |bytes| bytes as f64);
+        link.latency_seconds = self.latency_us.map_or(link.latency_seconds, |us| us / 1e6);
+        link.in_flight = self.reads.map_or(link.in_flight, usize::from);
         if let (Some(layer_ms), Some(expert_ms)) = (self.layer_ms, self.expert_ms) {
             config.compute = Compute::Given { layer_seconds: layer_ms / 1e3, expert_seconds: expert_ms / 1e3 };
         }
