@@ -217,7 +217,7 @@ fn join(
             let pair: Vec<OsString> = rest.by_ref().take(2).collect();
             (!pair.is_empty()).then(|| pair.join(OsStr::new(",")))
         }
-        (Takes::TriWord, None) => rest.next_if(|next| next.to_str().is_some_and(is_tri_word)),
+        (Takes::TriWord, None) => rest.next_if(|next| next.to_str().is_some_and(|word| word.parse::<Tri>().is_ok())),
         (Takes::Switch(on), None) => Some(if on { "on" } else { "off" }.into()),
     };
     let mut word = OsString::from(format!("--{long}"));
@@ -276,11 +276,6 @@ impl From<Tri> for Repack {
 impl Tri {
     /// Value name that marks such flags in the command.
     pub const NAME: &str = "on|off|auto";
-}
-
-/// Whether `word` is a value that a [`Tri`] flag may take from the next argument.
-fn is_tri_word(word: &str) -> bool {
-    word.parse::<Tri>().is_ok()
 }
 
 impl FromStr for Switch {

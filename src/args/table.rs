@@ -104,16 +104,10 @@ pub enum List {
 
 /// The flags of hobbit-bench whose values are no [`List::Words`].
 const LISTS: &[(List, &str)] = &[
-    (
-        List::Whole,
-        "low cache-state spec-draft-model lookup-cache-static lookup-cache-dynamic low-dir policy-weights \
-         path-table",
-    ),
-    (
-        List::Numbers,
-        "n-gpu-layers main-gpu n-cpu-moe spec-draft-n-max spec-draft-n-min prefetch-distance keep-top \
-         substitute-max",
-    ),
+    (List::Whole, "low low-dir policy-weights path-table cache-state"),
+    (List::Whole, "spec-draft-model lookup-cache-static lookup-cache-dynamic"),
+    (List::Numbers, "n-gpu-layers n-cpu-moe main-gpu prefetch-distance keep-top substitute-max"),
+    (List::Numbers, "spec-draft-n-max spec-draft-n-min"),
     (List::Slashes, "device spec-draft-device spec-type"),
     (List::Semicolons, "override-tensor"),
     (List::All, "rpc"),
