@@ -31,7 +31,9 @@ pub use device::DeviceArgs;
 pub use model::{AttachedArgs, MediaArgs, ModelArgs, SourceArgs};
 pub use precision::PrecisionArgs;
 pub use preset::PresetArgs;
-pub use program::{as_program, grammar, matched, normalised, parse_as, read, with_spellings, with_switches};
+#[cfg(any(feature = "server", test))]
+pub use program::grammar;
+pub use program::{as_program, matched, normalised, parse_as, read, with_spellings, with_switches};
 #[cfg(feature = "server")]
 pub use prompt::TemplateArgs;
 pub use prompt::{ChatArgs, PromptArgs, ReasoningArgs, TextArgs};
