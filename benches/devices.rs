@@ -19,7 +19,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
-use gguf_tools::synth::{Format, Spec, write};
 use hobbit::engine::{Stock, StockOptions};
 use hobbit::options::DeviceChoice;
 use hobbit::{DeviceOptions, Token};
@@ -29,6 +28,7 @@ use hobbit_core::trace::TraceReader;
 use hobbit_programs::bench::engine::{Engine, Hobbit};
 use hobbit_programs::bench::host::Host;
 use hobbit_programs::bench::{Case, Test};
+use hobbit_synth::{Format, Spec, write};
 use lagging_device::{Device, Options, Report};
 use serde::Serialize;
 use serde_json::json;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use gguf_tools::synth::Spec;
+use hobbit_synth::Spec;
 use serde_json::Value;
 
 use crate::fixture::cli::{BENCH, Ran, check_refusals, program, ran, send};

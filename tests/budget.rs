@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use gguf_tools::synth::{Format, Spec, architectures};
 use hobbit::engine::draft_bytes;
 use hobbit::options::{DraftOptions, ScaledFile};
 use hobbit::{Model, ModelOptions, OpenError, SessionOptions};
@@ -10,6 +9,7 @@ use hobbit_core::gguf::Gguf;
 use hobbit_core::plan::{Budget, ExpertCache, PlanError};
 use hobbit_core::stats::peak_rss_bytes;
 use hobbit_core::store::slot_stride;
+use hobbit_synth::{Format, Spec, architectures};
 use serde_json::Value;
 
 use crate::fixture;

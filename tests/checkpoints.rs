@@ -1,8 +1,8 @@
 //! Checkpoints of state that cannot be rewound: a sequence goes back to one, and goes on with the bits of a fresh one.
 
-use gguf_tools::synth::{self, Spec};
 use hobbit::options::Token;
 use hobbit::{BatchToken, Budget, Model, ModelOptions, Session, SessionOptions};
+use hobbit_synth::{self as synth, Spec};
 
 use crate::fixture::in_own_process;
 

@@ -4,7 +4,6 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gguf_tools::synth::{Format, Spec};
 use hobbit::options::{LowShare, LowSource, PrecisionMode};
 use hobbit::stats::PhaseStats;
 use hobbit::{BatchToken, CachingOptions, EvalError, Model, ModelOptions, PrecisionOptions, Session, Token};
@@ -13,6 +12,7 @@ use hobbit_core::gguf::Gguf;
 use hobbit_core::pack::{PackKind, PackSpec, TypeChoice, write};
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::faulty::{Faults, FaultyStore, Hold};
+use hobbit_synth::{Format, Spec};
 
 use crate::fixture::{self, one_thread};
 

@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use gguf_tools::synth::{self, Format, Spec};
 use hobbit::engine::RouterChoice;
 use hobbit::{
     BatchToken, CachingOptions, EvalError, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions, StopReason,
@@ -13,6 +12,7 @@ use hobbit::{
 use hobbit_core::gguf::{Gguf, HeaderBuilder};
 use hobbit_core::plan::ExpertCache;
 use hobbit_core::predict::PredictorKind;
+use hobbit_synth::{self as synth, Format, Spec};
 
 use crate::fixture::cli::demo_model;
 use crate::fixture::script::bits;

@@ -5,12 +5,12 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use gguf_tools::synth::Spec;
 use hobbit::engine::quantise_low;
 use hobbit::options::{DeviceChoice, LowSource};
 use hobbit::{DeviceOptions, Model, ModelOptions};
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::IoMode;
+use hobbit_synth::Spec;
 
 use crate::fixture::cli::{CLI, PERPLEXITY, Ran, program, ran};
 use crate::fixture::{self, one_thread};

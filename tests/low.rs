@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use gguf_tools::synth::{self, Format, Spec};
 use hobbit::engine::{Ggml, LowError, check_low};
 use hobbit_core::gguf::{GgmlType, Gguf, HeaderBuilder, Recode, Value};
+use hobbit_synth::{self as synth, Format, Spec};
 
 fn write(dir: &Path, name: &str, spec: &Spec) -> PathBuf {
     synth::write(&dir.join(name), spec).unwrap().files.remove(0)

@@ -4,10 +4,10 @@ use std::ffi::CString;
 use std::path::Path;
 
 use ggml_sys::llama;
-use gguf_tools::synth::{Format, Spec};
 use hobbit::engine::Ggml;
 use hobbit_core::gguf::Recode;
 use hobbit_core::gguf::{ExpertTensor, GgmlType, Gguf};
+use hobbit_synth::{Format, Spec};
 
 use crate::fixture;
 

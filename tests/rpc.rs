@@ -7,10 +7,10 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use ggml_sys::{llama, rpc};
-use gguf_tools::synth::Spec;
 use hobbit::options::DeviceChoice;
 use hobbit::{DeviceOptions, Model, ModelOptions, Sampler, SamplingOptions};
 use hobbit_core::plan::ExpertCache;
+use hobbit_synth::Spec;
 
 use crate::fixture::cases::all_architectures;
 use crate::fixture::cli::{Ran, check_refusals, program, ran, send};

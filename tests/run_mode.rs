@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use gguf_tools::synth::{Spec, architectures};
 use hobbit::options::{DeviceChoice, KernelChoice, LowShare, PrecisionMode, Prefetch, Repack};
 use hobbit::{Model, ModelOptions, Session, SessionOptions, Token};
 use hobbit_core::gguf::Gguf;
 use hobbit_core::plan::{Budget, ExpertCache, RunMode};
 use hobbit_core::store::IoMode;
+use hobbit_synth::{Spec, architectures};
 
 use crate::fixture::compare::{Placed, open_stock};
 use crate::fixture::script::bits;

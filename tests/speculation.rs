@@ -5,7 +5,6 @@
 
 use std::path::{Path, PathBuf};
 
-use gguf_tools::synth::{self, Format, Spec};
 use hobbit::engine::{DraftRequest, NoSpeculation};
 use hobbit::options::{DraftOptions, DraftSource, FlashAttn, KvType, SpeculationOptions};
 use hobbit::{
@@ -16,6 +15,7 @@ use hobbit_core::cache::CacheState;
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::plan::ExpertCache;
 use hobbit_core::speculation::GateReport;
+use hobbit_synth::{self as synth, Format, Spec};
 
 use crate::fixture::cli::{cli, demo_model};
 use crate::fixture::{bundled, demo_in_f32, predictable};

@@ -4,7 +4,6 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use gguf_tools::synth::{self, Spec};
 use hobbit::options::{Prefetch, RoutingOptions};
 use hobbit::{CachingOptions, Model, ModelOptions, SessionOptions, Stats};
 use hobbit_core::cache::Allocation;
@@ -13,6 +12,7 @@ use hobbit_core::predict::PredictorKind;
 use hobbit_core::route::Shares;
 use hobbit_core::sim::{Config, FitGoal, PredictedBy, Recording, Slots, fit, recall, replay};
 use hobbit_core::trace::{LayerRecord, ReadClass, Record, TraceReader};
+use hobbit_synth::{self as synth, Spec};
 
 use crate::fixture::cli::{CLI, demo_model, program, program_after, ran};
 use crate::fixture::{bundled, demo_tokens, no_reads_ahead, one_thread, quiet_llama_cpp};

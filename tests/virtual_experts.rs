@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gguf_tools::synth::Spec;
 use hobbit::options::{RoutingOptions, VirtualExperts, VirtualUpdate};
 use hobbit::stats::VirtualExpertsReport;
 use hobbit::{BatchToken, EvalError, Model, ModelOptions, OpenError, PrecisionOptions, Session, SessionOptions, Token};
 use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_synth::Spec;
 
 use crate::fixture::script::bits;
 use crate::fixture::stores::{Breaking, Gate, Held, OpenAtLast};

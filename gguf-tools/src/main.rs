@@ -8,12 +8,12 @@ mod pack;
 mod plan;
 mod profile;
 mod shared;
+mod synth;
 mod verify;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use gguf_tools::synth::command as synth;
 use hobbit_core::files::OutputError;
 use hobbit_programs::manuals::{self, PagesArgs};
 use hobbit_programs::output::{is_closed_pipe, tell};

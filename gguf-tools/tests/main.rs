@@ -19,8 +19,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use gguf_tools::synth::{self, Spec};
 use hobbit_core::gguf::HeaderBuilder;
+use hobbit_synth::{self as synth, Spec};
 
 /// A finished tool.
 struct Ran {

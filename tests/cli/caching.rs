@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use gguf_tools::synth::Spec;
 use hobbit::engine::Ggml;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::pack::{PackKind, PackSpec};
@@ -10,6 +9,7 @@ use hobbit_core::predict::{PathLimits, PathTableBuilder, PredictShape};
 use hobbit_core::profile::{
     FORMAT, MeasuredMix, Mix, Mixes, ModelId, Profile, TextId, VERSION, mixes_to_json, write_path_table,
 };
+use hobbit_synth::Spec;
 
 use crate::fixture::cli::*;
 
@@ -39,7 +39,7 @@ fn presets_take_low_types_that_fit_the_rows() {
     let dir = tempfile::tempdir().unwrap();
     let sizes = Spec::preset("gpt-oss-20b").unwrap();
     let small = Spec { layers: 2, experts: 4, topk: 2, vocab: 300, heads: 8, kv_heads: Some(1), ctx: 256, ..sizes };
-    let path = gguf_tools::synth::write(&dir.path().join("oss.gguf"), &small).unwrap().files.remove(0);
+    let path = hobbit_synth::write(&dir.path().join("oss.gguf"), &small).unwrap().files.remove(0);
     for flags in [&["--low", "auto"][..], &["--preset", "hobbit"], &["--preset", "fate"]] {
         let ran = run(&path, &[flags, &["--expert-cache", "50%"]].concat()).expect(0);
         ran.says(&["low q2_0 from oss.low-q2_0.hobbit.gguf"]);

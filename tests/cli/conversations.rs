@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-use gguf_tools::synth::{self, Spec};
+use hobbit_synth::{self as synth, Spec};
 use nix::pty::openpty;
 use nix::sys::termios::{LocalFlags, tcgetattr};
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use gguf_tools::synth::{self, Format, Spec};
+use hobbit_synth::{self as synth, Format, Spec};
 
 use crate::fixture::cli::*;
 

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use gguf_tools::synth::Spec;
 use hobbit::options::{CpuHelper, Prefetch};
 use hobbit::stats::DeviceCounters;
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, Session};
@@ -11,6 +10,7 @@ use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::plan::ExpertCache;
 use hobbit_core::predict::PredictorKind;
 use hobbit_core::trace::{LayerRecord, Record, TraceReader};
+use hobbit_synth::Spec;
 use lagging_device::{Device, Options};
 
 use super::compare::{

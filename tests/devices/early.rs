@@ -3,12 +3,12 @@
 
 use std::path::Path;
 
-use gguf_tools::synth::{Format, Spec};
 use hobbit::options::CpuHelper;
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, Session};
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::plan::ExpertCache;
 use hobbit_core::predict::PredictorKind;
+use hobbit_synth::{Format, Spec};
 use lagging_device::{Device, Options, Order, Report};
 
 use super::compare::{ALL, HALF, QUARTER, options};

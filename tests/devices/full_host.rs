@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use gguf_tools::synth::{Format, Spec};
 use hobbit::options::{CpuHelper, LowShare, LowSource, PrecisionMode};
 use hobbit::stats::PrecisionReport;
 use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, PrecisionOptions, Stats};
 use hobbit_core::profile::{LossBound, MeasuredMix, Mix, Mixes};
+use hobbit_synth::{Format, Spec};
 use lagging_device::{Device, Order};
 
 use super::compare::{ALL, QUARTER, options};

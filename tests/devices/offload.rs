@@ -3,12 +3,12 @@
 
 use std::path::Path;
 
-use gguf_tools::synth::{Format, Spec};
 use hobbit::options::{CpuHelper, LowSource};
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, PrecisionOptions};
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::plan::ExpertCache;
 use hobbit_core::stats::DeviceCounters;
+use hobbit_synth::{Format, Spec};
 use lagging_device::{Device, Report};
 
 use super::compare::{ALL, NONE, Placed, QUARTER, open_stock, options};

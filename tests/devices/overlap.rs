@@ -4,10 +4,10 @@
 
 use std::path::Path;
 
-use gguf_tools::synth::Spec;
 use hobbit::options::{CpuHelper, FlashAttn};
 use hobbit::{BatchToken, CachingOptions, DeviceOptions, Model, ModelOptions, Session, SessionOptions, Token};
 use hobbit_core::plan::ExpertCache;
+use hobbit_synth::Spec;
 use lagging_device::{Device, Options, Report};
 
 use super::compare::{ALL, HALF, Placed, QUARTER, WAVES, assert_none, open_stock, options};

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use gguf_tools::synth::{Format, Spec};
 use hobbit::options::{
     CpuHelper, DraftOptions, DraftSource, FlashAttn, KvType, LowShare, LowSource, SpeculationOptions,
 };
@@ -13,6 +12,7 @@ use hobbit::{
 };
 use hobbit_core::cache::CacheState;
 use hobbit_core::cache::policy::PolicyKind;
+use hobbit_synth::{Format, Spec};
 use lagging_device::{Device, Options, Order};
 
 use super::compare::{ALL, HALF, NONE, QUARTER, WAVES, devices, options, same};

@@ -1,11 +1,11 @@
 //! Caches that get smaller and larger while a model is open: memory really goes and comes back, logits stay the same.
 //! One test in a process of its own, whose resident set it measures.
 
-use gguf_tools::synth::Spec;
 use hobbit::stats::rss_bytes;
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions};
 use hobbit_core::cache::Allocation;
 use hobbit_core::plan::ExpertCache;
+use hobbit_synth::Spec;
 use lagging_device::{Device, Options, Pinned};
 
 use super::compare::{ALL, NONE, Placed, QUARTER, Reference, devices, options, same};

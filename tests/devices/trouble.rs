@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 use ggml_sys::llama;
-use gguf_tools::synth::Spec;
 use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, OpenError, Session, SessionOptions};
 use hobbit_core::plan::ExpertCache;
+use hobbit_synth::Spec;
 use lagging_device::{Device, Options, Order, Pinned};
 
 use super::compare::{ALL, HALF, Placed, QUARTER, WAVES, options, same};

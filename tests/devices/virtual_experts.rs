@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use gguf_tools::synth::Spec;
 use hobbit::options::{RoutingOptions, VirtualExperts, VirtualUpdate};
 use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, Session};
 use hobbit_core::plan::ExpertCache;
+use hobbit_synth::Spec;
 use lagging_device::Order;
 
 use super::compare::{ALL, HALF, NONE, QUARTER, options};

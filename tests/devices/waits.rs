@@ -1,7 +1,6 @@
 //! Waits of the host for the device: one for a layer of which the device has some experts, none for a layer that it has
 //! wholly, whatever the other layers are.
 
-use gguf_tools::synth::Spec;
 use hobbit::options::CpuHelper;
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, Session};
 use hobbit_core::cache::Allocation;
@@ -9,6 +8,7 @@ use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::plan::ExpertCache;
 use hobbit_core::predict::PredictorKind;
 use hobbit_core::trace::{Record, TraceReader};
+use hobbit_synth::Spec;
 use lagging_device::{Device, Options};
 
 use super::compare::{ALL, Placed, QUARTER, Reference, options, same};

@@ -11,13 +11,13 @@ mod phases;
 mod sharing;
 mod variants;
 
-use gguf_tools::synth::{Format, Spec};
 use hobbit::options::{Repack, RouteOptions};
 use hobbit::{Model, ModelOptions};
 use hobbit_core::cache::Allocation;
 use hobbit_core::plan::ExpertCache;
 use hobbit_core::predict::PredictorKind;
 use hobbit_core::store::IoMode;
+use hobbit_synth::{Format, Spec};
 
 use crate::fixture::cases::{self, Case, all_architectures, part};
 use crate::fixture::compare::{ALL, HALF, NONE, Placed, QUARTER, Reference, each, options};

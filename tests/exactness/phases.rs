@@ -3,11 +3,11 @@
 use std::cell::Cell;
 
 use anyhow::Result;
-use gguf_tools::synth::Spec;
 use hobbit::options::{PrecisionOptions, Repack};
 use hobbit::stats::{MemoryPlan, rss_bytes};
 use hobbit::{BatchToken, Budget, ExpertCache, IoMode, Model, ModelOptions, OpenError, Session, SessionOptions};
 use hobbit_core::plan::PlanError;
+use hobbit_synth::Spec;
 
 use super::HYBRID;
 use crate::fixture::cases::{Case, all_architectures, case, part, recent};

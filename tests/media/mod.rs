@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ggml_sys::llama;
-use gguf_tools::synth::{Projector as Kind, Spec};
 use hobbit::engine::{MediaPrompt, Projector, ProjectorNeeds};
 use hobbit::options::{FlashAttn, ProjectorOptions, Repack};
 use hobbit::{Budget, Model, ModelOptions, OpenError, SessionOptions};
 use hobbit_core::plan::{ExpertCache, PlanError};
+use hobbit_synth::{Projector as Kind, Spec};
 
 use crate::fixture::cli::{CLI, cli, program};
 use crate::fixture::compare::{ALL, QUARTER, options};

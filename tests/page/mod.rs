@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use browser::{Browser, Kind};
-use gguf_tools::synth::Projector;
+use hobbit_synth::Projector;
 use serde_json::json;
 
 use crate::fixture::cli::demo_model;

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use gguf_tools::synth::Spec;
 use hobbit_core::gguf::Gguf;
+use hobbit_synth::Spec;
 
 use crate::fixture::{self, cli};
 

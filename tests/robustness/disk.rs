@@ -4,12 +4,12 @@ use std::fs::{self, File};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gguf_tools::synth::Spec;
 use hobbit::{BatchToken, EvalError, Model, ModelOptions, Session, Token};
 use hobbit_core::gguf::Gguf;
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::faulty::{Faults, FaultyStore};
 use hobbit_core::store::{IoMode, Store};
+use hobbit_synth::Spec;
 
 use crate::fixture::{self, one_thread, stores::Breaking};
 

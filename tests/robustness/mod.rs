@@ -8,7 +8,7 @@ mod texts;
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 
-use gguf_tools::synth::Spec;
+use hobbit_synth::Spec;
 
 use crate::fixture::{self, cli};
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gguf_tools::synth::Spec;
+use hobbit_synth::Spec;
 use serde_json::{Value, json};
 
 use super::rig::{Server, with};

@@ -1,6 +1,6 @@
 //! Slots of models whose state cannot be rewound: prompts that share a beginning with what a slot has read.
 
-use gguf_tools::synth::{self, Spec};
+use hobbit_synth::{self as synth, Spec};
 use serde_json::{Value, json};
 
 use super::rig::{Server, with};

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::net::TcpStream;
 
-use gguf_tools::synth::Spec;
+use hobbit_synth::Spec;
 use serde_json::{Value, json};
 
 use super::rig::{Event, Server, least_mib, with};

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::os::unix::fs::symlink;
 
-use gguf_tools::synth::Spec;
+use hobbit_synth::Spec;
 use serde_json::{Value, json};
 
 use super::rig::Server;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use gguf_tools::synth::{Format, Spec};
+use hobbit_synth::{Format, Spec};
 use serde_json::{Value, json};
 
 use super::rig::{Answer, Server};
@@ -133,7 +133,7 @@ fn a_changed_checkpoint_is_refused() {
     for arch in ["lfm2moe", "qwen3next", "gpt-oss"] {
         // A product that quantises its input may take a NaN for a number.
         let spec = Spec { types: vec![Format::F32], dense_type: Some(Format::F32), ..Spec::tiny(arch) };
-        gguf_tools::synth::write(&path, &spec).unwrap();
+        hobbit_synth::write(&path, &spec).unwrap();
         let window = format!("{arch}.attention.sliding_window=int:32");
         let flags = ["-m", path.to_str().unwrap(), "--slot-save-path", dir.path().to_str().unwrap()];
         let server = Server::start(&[&flags[..], &["--override-kv", &window]].concat());

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use gguf_tools::synth::Spec;
+use hobbit_synth::Spec;
 use serde_json::{Value, json};
 
 use super::rig::{Server, least_mib, until, with};

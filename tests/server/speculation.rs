@@ -1,6 +1,6 @@
 //! Drafts in the steps of slots: answers are what they are without.
 
-use gguf_tools::synth::Spec;
+use hobbit_synth::Spec;
 use serde_json::{Value, json};
 
 use super::rig::{Event, Server, with};

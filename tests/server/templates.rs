@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gguf_tools::synth::Spec;
+use hobbit_synth::Spec;
 use serde_json::json;
 
 use super::rig::*;

@@ -9,7 +9,6 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::builder::RangedI64ValueParser;
-use gguf_tools::synth::{self, Format, Spec, presets};
 use hobbit_core::forecast::{
     Cpu, Device, Expectation, Forecast, ForecastError, Host, Shape, Speed, Task, expected_speed, forecast,
 };
@@ -17,6 +16,7 @@ use hobbit_core::gguf::{GgmlType, Gguf};
 use hobbit_core::pack::Pack;
 use hobbit_core::plan::PlanError;
 use hobbit_core::units::{GIB, MIB};
+use hobbit_synth::{self as synth, Format, Spec, presets};
 use serde::Serialize;
 
 use crate::shared::size;

@@ -1,10 +1,10 @@
 //! `profile`: on the demo model, on one with random weights, and where it must refuse.
 
-use gguf_tools::synth::Format;
 use hobbit::{Model, ModelOptions, SessionOptions};
 use hobbit_core::gguf::Gguf;
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::profile::{Goal, LossBound, Profile, ProfileError, beside, widths};
+use hobbit_synth::Format;
 
 use crate::*;
 

@@ -9,8 +9,8 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use gguf_tools::synth::{self, Format, Spec};
 use half::f16;
+use hobbit_synth::{self as synth, Format, Spec};
 
 use super::*;
 use crate::gguf::{GgmlType, Gguf, Recode, RecodeError};

@@ -5,7 +5,7 @@
 //! quantised blocks are made directly, so that a file is written as fast as the disk takes it.
 //!
 //! ```no_run
-//! use gguf_tools::synth::{Format, Spec, write};
+//! use hobbit_synth::{Format, Spec, write};
 //! let spec = Spec { down_types: vec![Format::Q6_K], ..Spec::tiny("qwen3moe") };
 //! write("tiny.gguf".as_ref(), &spec)?;
 //! # Ok::<(), anyhow::Error>(())
@@ -18,7 +18,6 @@ mod arch;
 mod arch_hybrid;
 mod arch_sparse;
 mod arch_table;
-pub mod command;
 mod file;
 mod format;
 mod model;
@@ -30,7 +29,7 @@ mod spec;
 mod tests;
 pub mod vocab;
 
-pub use file::{Written, header, write, write_with};
+pub use file::{Written, header, shard_names, write, write_with};
 pub use format::Format;
 pub use presets::presets;
 pub use projector::Projector;

@@ -128,7 +128,7 @@ fn divide(tensors: &[Tensor], count: usize, total: u64) -> Vec<&[Tensor]> {
 }
 
 /// The files of a model at `path`.
-pub(super) fn shard_names(path: &Path, count: u32) -> anyhow::Result<Vec<PathBuf>> {
+pub fn shard_names(path: &Path, count: u32) -> anyhow::Result<Vec<PathBuf>> {
     let stem = path.file_stem().and_then(|stem| stem.to_str());
     let stem = stem.with_context(|| format!("{}: expected a path that ends in a file name", path.display()))?;
     if count == 1 {

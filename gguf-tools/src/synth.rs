@@ -7,10 +7,8 @@ use clap::builder::PossibleValuesParser;
 use hobbit_core::files::{self, Kind, Output};
 use hobbit_core::units::Bytes;
 use hobbit_programs::output::{say, tell};
+use hobbit_synth::{Format, Projector, Spec, architectures, presets, shard_names, write_with};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-
-use super::file::shard_names;
-use super::{Format, Projector, Spec, architectures, presets, write_with};
 
 /// Write a model with random weights, of any size
 ///
