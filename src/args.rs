@@ -5,13 +5,15 @@ mod caching;
 mod context;
 mod device;
 pub mod model;
+#[cfg(test)]
+mod pages;
 mod precision;
 pub mod preset;
 mod program;
 mod prompt;
 mod routing;
 mod sampling;
-#[cfg(feature = "server")]
+#[cfg(feature = "engine")]
 pub mod server;
 mod speculation;
 pub mod table;
@@ -31,10 +33,10 @@ pub use device::DeviceArgs;
 pub use model::{AttachedArgs, MediaArgs, ModelArgs, SourceArgs};
 pub use precision::PrecisionArgs;
 pub use preset::PresetArgs;
-#[cfg(any(feature = "server", test))]
+#[cfg(any(feature = "engine", test))]
 pub use program::grammar;
 pub use program::{as_program, matched, normalised, parse_as, read, with_spellings, with_switches};
-#[cfg(feature = "server")]
+#[cfg(feature = "engine")]
 pub use prompt::TemplateArgs;
 pub use prompt::{ChatArgs, PromptArgs, ReasoningArgs, TextArgs};
 pub use routing::{RoutingArgs, bounded};

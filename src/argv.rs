@@ -329,7 +329,7 @@ mod tests {
         for spelling in own.flags.keys() {
             assert!(unsupported::find(spelling).is_none(), "{spelling}");
         }
-        #[cfg(feature = "server")]
+        #[cfg(feature = "engine")]
         {
             let commands =
                 [crate::perplexity::args::command, crate::bench::args::command, crate::args::server::command];

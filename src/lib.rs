@@ -1,10 +1,10 @@
 //! Shared code of hobbit's programs, from arguments to exit status: hobbit-cli, hobbit-perplexity, hobbit-bench,
-//! hobbit-sim and hobbit-rpc. `gguf-tools` and the benches use it too; the library for others is [`hobbit`].
+//! hobbit-sim and hobbit-rpc. `hobbit-server` and the benches use it too; the library for others is [`hobbit`].
 //!
 //! **From flags to settings.** [`argv`] turns llama.cpp's spelling into clap's ([`unsupported`] lists llama.cpp's
 //! flags that hobbit lacks). [`args`] holds the parsed flags, and [`resolve`] makes
 //! settings of them: it reads files, converts schemas, processes escapes, and builds the options of a model and a
-//! session. [`reasoning`] decides how a model thinks. [`demo`] finds the bundled model; [`hub`] and `download` fetch
+//! session. [`reasoning`] decides how a model thinks. [`demo`] finds the bundled model; [`mod@download`] fetches
 //! others.
 //!
 //! **hobbit-cli.** `run` opens the model and hands over to `completion` (whose prompt `prompt_cache` keeps in a file in
@@ -14,9 +14,7 @@
 //!
 //! **The others.** [`perplexity`], [`sim`], `rpc` and [`mod@bench`].
 //!
-//! **Common to all programs.** [`signals`] asks them to end, [`exit`] reports how they ended, [`output`] writes lines
-//! and files and has the rule about closed pipes, [`advice`] adds helpful flags to the library's errors, [`manuals`]
-//! provides man pages and completions; `log` and `devices` report the state.
+//! **Common to all programs.** [`hobbit_common`], which gguf-tools uses too; `log` and `devices` report the state.
 //!
 //! Without the feature `engine` only the pure part is built, for its tests and for tools that need no model.
 
@@ -25,24 +23,18 @@
 // They panic if the reader has closed the pipe; see `output`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
-pub mod advice;
-mod args;
-mod argv;
+pub mod args;
+pub mod argv;
 pub mod bench;
 mod commands;
 mod demo;
-pub mod exit;
-pub mod hub;
-pub mod manuals;
-pub mod output;
 mod perplexity;
-mod reasoning;
-mod resolve;
-mod saved;
-pub mod signals;
+pub mod reasoning;
+pub mod resolve;
+pub mod saved;
 mod sim;
-mod surroundings;
-mod text;
+pub mod surroundings;
+pub mod text;
 mod unsupported;
 
 #[cfg(feature = "engine")]
@@ -52,29 +44,27 @@ mod console;
 #[cfg(feature = "engine")]
 mod conversation;
 #[cfg(feature = "engine")]
-mod ctrl_c;
+pub mod ctrl_c;
 #[cfg(feature = "engine")]
-mod devices;
+pub mod devices;
 #[cfg(feature = "engine")]
 pub mod download;
 #[cfg(feature = "engine")]
-mod log;
+pub mod log;
 #[cfg(feature = "engine")]
-mod media;
+pub mod media;
 #[cfg(feature = "engine")]
-mod memory;
+pub mod memory;
 #[cfg(feature = "engine")]
 mod progress;
 #[cfg(feature = "engine")]
-mod prompt_cache;
+pub mod prompt_cache;
 #[cfg(feature = "engine")]
 mod report;
 #[cfg(feature = "rpc")]
 mod rpc;
 #[cfg(feature = "engine")]
-mod run;
-#[cfg(feature = "server")]
-mod server;
+pub mod run;
 #[cfg(feature = "engine")]
 mod stream;
 
@@ -86,8 +76,9 @@ pub use perplexity::main as perplexity_main;
 pub use rpc::main as rpc_main;
 #[cfg(feature = "engine")]
 pub use run::main;
-#[cfg(all(feature = "server", fuzzing))]
-pub use server::fuzzed;
-#[cfg(feature = "server")]
-pub use server::main as server_main;
 pub use sim::main as sim_main;
+
+use hobbit_common::{advice, exit, hub, manuals, output, signals};
+
+/// Version and commit.
+pub const VERSION: &str = env!("HOBBIT_VERSION");

@@ -235,7 +235,6 @@ fn number_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// Whether `name` is a plain file name, without any path.
-#[cfg(any(test, feature = "server"))]
 pub fn is_file_name(name: &str) -> bool {
     const FORBIDDEN: &[char] =
         &['/', '\\', ':', '*', '?', '"', '<', '>', '|', '\u{FF0E}', '\u{2215}', '\u{2216}', '\u{FFFD}', '\u{FEFF}'];

@@ -17,8 +17,6 @@ mod fine_model;
 mod fixture;
 mod low;
 mod media;
-#[cfg(feature = "server")]
-mod page;
 mod perplexity;
 mod quantise;
 mod robustness;
@@ -26,8 +24,6 @@ mod robustness;
 mod rpc;
 mod run_mode;
 mod sampling;
-#[cfg(feature = "server")]
-mod server;
 mod speculation;
 mod trace;
 mod virtual_experts;

@@ -1,5 +1,5 @@
 //! Every command builds llama.cpp (four minutes) and hobbit with the same features, so that one build serves
-//! `cargo run`, `cargo run -p gguf-tools` and `cargo test --workspace`.
+//! `cargo run`, `cargo run -p gguf-tools`, `cargo run -p hobbit-server` and `cargo test --workspace`.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -35,9 +35,9 @@ fn built_from(package: &str, selection: &[&str]) -> Vec<String> {
 
 #[test]
 fn every_command_builds_llama_cpp_and_hobbit_with_the_same_features() {
-    let (all, tools): (&[&str], &[&str]) = (&["--workspace"], &["-p", "gguf-tools"]);
-    let of_llama_cpp = [all, tools, &["-p", "lagging-device"], &["-p", "ggml-sys"]];
-    for (package, selections) in [("llama-cpp-sys-2", &of_llama_cpp[..]), ("hobbit", &[all, tools])] {
+    let [all, tools, server]: [&[&str]; 3] = [&["--workspace"], &["-p", "gguf-tools"], &["-p", "hobbit-server"]];
+    let of_llama_cpp = [all, tools, server, &["-p", "lagging-device"], &["-p", "ggml-sys"]];
+    for (package, selections) in [("llama-cpp-sys-2", &of_llama_cpp[..]), ("hobbit", &of_llama_cpp[..3])] {
         let expected = built_from(package, &[]);
         for selection in selections {
             let other = built_from(package, selection);
@@ -57,16 +57,28 @@ fn the_library_depends_on_no_crate_of_the_programs() {
     }
 }
 
-/// `cargo test` builds hobbit's dependencies with the features that `cargo run` gives them, although dependencies of
-/// tests ask for more: otherwise it would build llama.cpp and hobbit again.
+/// `cargo test` builds the dependencies of the programs with the features that `cargo run` gives them, although
+/// dependencies of tests ask for more: otherwise it would build llama.cpp and hobbit again.
 #[test]
 fn tests_use_the_build_of_the_programs() {
     let packages = |edges: &str, selection: &[&str]| -> BTreeSet<String> {
         let format = ["--edges", edges, "--prefix", "none", "--format", "{p} {f}"];
         tree(&[&format, selection].concat()).lines().map(|line| line.trim_end_matches(" (*)").to_owned()).collect()
     };
-    let programs = packages("normal,build", &["-p", "hobbit-programs"]);
     let tests = packages("normal,build,dev", &["--workspace"]);
-    let other: Vec<&String> = programs.difference(&tests).collect();
-    assert!(other.is_empty(), "with other features in tests: {other:#?}");
+    for package in ["hobbit-programs", "hobbit-server", "gguf-tools"] {
+        let programs = packages("normal,build", &["-p", package]);
+        let other: Vec<&String> = programs.difference(&tests).collect();
+        assert!(other.is_empty(), "{package}, with other features in tests: {other:#?}");
+    }
+}
+
+#[test]
+fn the_first_command_builds_no_crate_of_the_server() {
+    let text = tree(&["-p", "hobbit-programs", "--edges", "normal,build", "--prefix", "none", "--format", "{p}"]);
+    let names: Vec<&str> = text.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(names.contains(&"hobbit-programs") && names.contains(&"ureq"), "{text}");
+    for of_server in ["hobbit-server", "hobbit-synth", "axum", "hyper", "tokio", "tower", "syntect", "math-core"] {
+        assert!(!names.contains(&of_server), "{of_server}: {text}");
+    }
 }

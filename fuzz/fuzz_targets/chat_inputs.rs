@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use hobbit::engine::{ChatInputs, ChatTemplates, ToolChoice};
 use libfuzzer_sys::fuzz_target;
 
-const TEMPLATE: &str = include_str!("../../tests/server/tools.jinja");
+const TEMPLATE: &str = include_str!("../../server/tests/http/tools.jinja");
 
 static TEMPLATES: OnceLock<ChatTemplates> = OnceLock::new();
 

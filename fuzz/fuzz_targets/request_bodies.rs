@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|body: &[u8]| hobbit_programs::fuzzed::body(body));
+fuzz_target!(|body: &[u8]| hobbit_server::fuzzed::body(body));

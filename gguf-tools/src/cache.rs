@@ -4,12 +4,12 @@ use std::io::{self, Write as _};
 use std::time::SystemTime;
 
 use anyhow::{Context, Error, Result, bail};
+use hobbit_common::download;
+use hobbit_common::exit::in_words;
+use hobbit_common::hub::kept::{self, Kept};
+use hobbit_common::hub::{Given, Places, Source, Token};
+use hobbit_common::output::tell;
 use hobbit_core::units::Bytes;
-use hobbit_programs::download;
-use hobbit_programs::exit::in_words;
-use hobbit_programs::hub::kept::{self, Kept};
-use hobbit_programs::hub::{Given, Places, Source, Token};
-use hobbit_programs::output::tell;
 use indicatif::HumanDuration;
 use serde_json::{Value, json};
 

@@ -14,10 +14,10 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use hobbit_common::manuals::{self, PagesArgs};
+use hobbit_common::output::{is_closed_pipe, tell};
+use hobbit_common::{exit, signals};
 use hobbit_core::files::OutputError;
-use hobbit_programs::manuals::{self, PagesArgs};
-use hobbit_programs::output::{is_closed_pipe, tell};
-use hobbit_programs::{exit, signals};
 
 /// Inspect, verify, pack and synthesise GGUF model files.
 #[derive(Debug, Parser)]

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use hobbit::engine::Ggml;
+use hobbit_common::output::{say, tell};
 use hobbit_core::files::Kind;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::pack::imatrix::Imatrix;
 use hobbit_core::pack::{self, Pack, PackKind, PackSpec, Progress, Stage, TypeChoice};
 use hobbit_core::units::Bytes;
-use hobbit_programs::output::{say, tell};
 
 use crate::shared::{Bar, check_files, threads};
 

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context, ensure};
+use hobbit_common::signals::{self, Signal};
 use hobbit_core::files::{self, Input, Kind, Output};
 use hobbit_core::gguf::{Catalog, ExpertMap, GgmlType, Gguf, shards_by_name};
 use hobbit_core::pack::Pack;
 use hobbit_core::plan::Budget;
 use hobbit_core::units::{KIB, parse_bytes, parse_percent};
-use hobbit_programs::signals::{self, Signal};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A progress bar on standard error; hidden by indicatif if that is not a terminal. The first signal asks the work to

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::builder::PossibleValuesParser;
+use hobbit_common::output::{say, tell};
 use hobbit_core::files::{self, Kind, Output};
 use hobbit_core::units::Bytes;
-use hobbit_programs::output::{say, tell};
 use hobbit_synth::{Format, Projector, Spec, architectures, presets, shard_names, write_with};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 

@@ -1,6 +1,6 @@
 //! The tools as a user runs them: output, exit status, messages.
 
-#[path = "../../src/hub/tests/server.rs"]
+#[path = "../../common/src/hub/tests/server.rs"]
 #[allow(dead_code, reason = "for the tests of downloads, which share this")]
 mod server;
 

@@ -141,7 +141,7 @@ pub fn matched(command: &mut Command, words: impl Iterator<Item = OsString>) -> 
 pub fn grammar(command: &Command) -> Grammar {
     fn elsewhere(name: &str) -> Option<String> {
         let has = |command: Command| Grammar::of(&command, |_| None).has(name);
-        #[cfg(feature = "server")]
+        #[cfg(feature = "engine")]
         if has(super::server::command()) {
             return Some("; hobbit-server has it".to_owned());
         }

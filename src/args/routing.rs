@@ -8,7 +8,7 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 
 use super::{PrecisionArgs, number, strength};
-use crate::advice::{measure_mixes, spelled};
+use hobbit_common::advice::{measure_mixes, spelled};
 use crate::argv::Switch;
 use hobbit::options::{ModelOptions, PrecisionMode, RoutingOptions, VirtualExperts, VirtualUpdate};
 use hobbit_core::gguf::Gguf;

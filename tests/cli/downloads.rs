@@ -2,34 +2,9 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
-use std::sync::{Arc, Mutex};
 
-use serde_json::json;
-
-use super::server::{Reply, Server};
 use crate::fixture::cli::*;
-
-const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-
-/// A Hub that has the demo model as `a/b`; the first request for the file itself hangs after so many bytes, if any.
-pub fn hub(hangs_after: Option<usize>) -> Server {
-    let bytes = std::fs::read(demo_model()).unwrap();
-    let hangs_after = Arc::new(Mutex::new(hangs_after));
-    Server::new(move |request| {
-        if request.path.starts_with("/api/models/a/b/revision/main") {
-            let file = json!({"rfilename": "demo-Q8_0.gguf", "size": bytes.len(), "blobId": "d".repeat(40)});
-            return Reply::new(200, json!({"sha": COMMIT, "siblings": [file]}).to_string());
-        }
-        if request.path != format!("/a/b/resolve/{COMMIT}/demo-Q8_0.gguf") && request.path != "/demo.gguf" {
-            return Reply::new(404, "no");
-        }
-        let reply = Reply::file(request, &bytes, "\"1\"");
-        match hangs_after.lock().unwrap().take() {
-            Some(sent) => reply.hanging_after(sent),
-            None => reply,
-        }
-    })
-}
+use crate::fixture::hub::{hub, server::Server};
 
 /// hobbit-cli with this Hub, and with caches in `dir`.
 fn fetching(server: &Server, dir: &std::path::Path, args: &[&str]) -> Cli {

@@ -4,12 +4,9 @@ mod adapters;
 mod caching;
 mod conversations;
 #[cfg(feature = "hub")]
-pub mod downloads;
+mod downloads;
 mod prompts;
 mod reports;
-#[cfg(feature = "hub")]
-#[allow(dead_code, reason = "the hub's own tests use all of it")]
-#[path = "../../src/hub/tests/server.rs"]
-pub mod server;
 mod signals;
+mod templates;
 mod usage;

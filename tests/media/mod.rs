@@ -1,13 +1,9 @@
 //! Images and sound: embeddings and logits equal to those of llama.cpp's mtmd, in the library and in the programs;
 //! hostile bytes.
 
-#[cfg(feature = "server")]
-mod served;
-
 use std::ffi::CString;
-use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ggml_sys::llama;
@@ -19,165 +15,10 @@ use hobbit_synth::{Projector as Kind, Spec};
 
 use crate::fixture::cli::{CLI, cli, program};
 use crate::fixture::compare::{ALL, QUARTER, options};
-use crate::fixture::{in_own_process, quiet_llama_cpp, write};
+use crate::fixture::media::*;
+use crate::fixture::{in_own_process, quiet_llama_cpp};
 
-const MARKER: &str = "<__media__>";
 const TEXT: &str = "What is in <__media__> this? Answer at once.";
-
-/// A PNG with a colour gradient, and a header that may claim other sizes. Its pixels are stored, not compressed.
-fn png(width: u32, height: u32, claimed: Option<(u32, u32)>) -> Vec<u8> {
-    let mut pixels = Vec::new();
-    for y in 0..height {
-        pixels.push(0);
-        (0..width).for_each(|x| pixels.extend([(x * 7) as u8, (y * 5) as u8, (x * y) as u8]));
-    }
-    let mut packed = vec![0x78, 1];
-    let mut blocks = pixels.chunks(65535).peekable();
-    while let Some(block) = blocks.next() {
-        let n = block.len() as u16;
-        packed.push(u8::from(blocks.peek().is_none()));
-        packed.extend(n.to_le_bytes());
-        packed.extend((!n).to_le_bytes());
-        packed.extend(block);
-    }
-    packed.extend([0; 4]);
-    let (w, h) = claimed.unwrap_or((width, height));
-    let header = [&w.to_be_bytes()[..], &h.to_be_bytes(), &[8, 2, 0, 0, 0]].concat();
-    let mut file = b"\x89PNG\r\n\x1a\n".to_vec();
-    for (kind, data) in [(b"IHDR", &header[..]), (b"IDAT", &packed), (b"IEND", &[])] {
-        file.extend((data.len() as u32).to_be_bytes());
-        file.extend(kind);
-        file.extend(data);
-        // The decoder ignores checksums.
-        file.extend([0; 4]);
-    }
-    file
-}
-
-/// How a PNG stores its pixels: bits, kind of colour, and whether it is interlaced.
-type PixelForm = (u8, u8, bool);
-
-/// A black PNG, however large, of a few KiB.
-fn black((width, height): (u32, u32), (depth, colour, interlaced): PixelForm) -> Vec<u8> {
-    let channels = [1_u64, 0, 3, 1, 2, 0, 4][usize::from(colour)];
-    let pass = |[x, y, dx, dy]: [u32; 4]| {
-        let (w, h) = ((width.max(x) - x).div_ceil(dx), (height.max(y) - y).div_ceil(dy));
-        let row = (u64::from(w) * channels * u64::from(depth)).div_ceil(8);
-        if w == 0 { 0 } else { u64::from(h) * (1 + row) }
-    };
-    let passes = [[0, 0, 8, 8], [4, 0, 8, 8], [0, 4, 4, 8], [2, 0, 4, 4], [0, 2, 2, 4], [1, 0, 2, 2], [0, 1, 1, 2]];
-    let n_bytes: u64 = if interlaced { passes.into_iter().map(pass).sum() } else { pass([0, 0, 1, 1]) };
-    let mut packer = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::fast());
-    std::io::copy(&mut std::io::repeat(0).take(n_bytes), &mut packer).unwrap();
-    let header = [&width.to_be_bytes()[..], &height.to_be_bytes(), &[depth, colour, 0, 0, interlaced.into()]].concat();
-    let mut file = b"\x89PNG\r\n\x1a\n".to_vec();
-    for (kind, data) in [(b"IHDR", &header[..]), (b"IDAT", &packer.finish().unwrap()), (b"IEND", &[])] {
-        file.extend((data.len() as u32).to_be_bytes());
-        file.extend(kind);
-        file.extend(data);
-        file.extend([0; 4]);
-    }
-    file
-}
-
-/// A grey JPEG of 24 x 16 pixels.
-fn jpeg() -> Vec<u8> {
-    grey(24, 16, &[60, -30, 45, -90, 20, 7])
-}
-
-/// A grey JPEG of blocks of one value each. `steps` lead from each block's value to the next one's, as far as they go.
-fn grey(width: u16, height: u16, steps: &[i32]) -> Vec<u8> {
-    let mut file = vec![0xff, 0xd8];
-    let mut segment = |kind: u8, data: &[u8]| {
-        file.extend([0xff, kind]);
-        file.extend((data.len() as u16 + 2).to_be_bytes());
-        file.extend(data);
-    };
-    segment(0xdb, &[&[0][..], &[8; 64]].concat());
-    segment(0xc0, &[&[8][..], &height.to_be_bytes(), &width.to_be_bytes(), &[1, 1, 0x11, 0]].concat());
-    // Twelve codes of four bits for the values' lengths, and one of one bit for the end of a block.
-    segment(0xc4, &[&[0x00, 0, 0, 0, 12][..], &[0; 12], &(0..12).collect::<Vec<u8>>()].concat());
-    segment(0xc4, &[&[0x10, 1][..], &[0; 15], &[0]].concat());
-    segment(0xda, &[1, 1, 0, 0, 63, 0]);
-    let mut bits = String::new();
-    for at in 0..usize::from(width / 8) * usize::from(height / 8) {
-        let step = steps.get(at).copied().unwrap_or(0);
-        let length = 32 - step.unsigned_abs().leading_zeros();
-        bits += &format!("{length:04b}");
-        if length > 0 {
-            let value = if step < 0 { step + (1 << length) - 1 } else { step };
-            bits += &format!("{value:0n$b}", n = length as usize);
-        }
-        bits += "0";
-    }
-    bits += &"1".repeat(8 - bits.len() % 8);
-    let bytes = (0..bits.len() / 8).map(|at| u8::from_str_radix(&bits[at * 8..][..8], 2).unwrap());
-    file.extend(bytes.flat_map(|byte| if byte == 0xff { vec![0xff, 0] } else { vec![byte] }));
-    file.extend([0xff, 0xd9]);
-    file
-}
-
-/// The JPEG with its scan `n` times, `frame` telling the kind: 0xc0 sequential, 0xc2 progressive.
-fn scanned(frame: u8, n: usize) -> Vec<u8> {
-    let mut file = jpeg();
-    let at = |file: &[u8], marker: u8| file.windows(2).position(|two| two == [0xff, marker]).unwrap();
-    let (kind, scan) = (at(&file, 0xc0), at(&file, 0xda));
-    file[kind + 1] = frame;
-    let end = file.len() - 2;
-    [&file[..scan], &file[scan..end].repeat(n), &file[end..]].concat()
-}
-
-/// The JPEG with a segment of an application's, such as a thumbnail in EXIF, that seems to begin many scans.
-fn with_thumbnail() -> Vec<u8> {
-    let data = [0xff_u8, 0xda, 0, 8].repeat(200);
-    let length = data.len() as u16 + 2;
-    let file = jpeg();
-    [&file[..2], &[0xff, 0xe1], &length.to_be_bytes(), &data, &file[2..]].concat()
-}
-
-/// A tenth of a second of sound, with a header that may claim another number of bytes.
-fn wav(claimed: Option<u32>) -> Vec<u8> {
-    let samples: Vec<u8> = (0..1600).flat_map(|at| (((at * at) % 20_011) as i16 - 10_000).to_le_bytes()).collect();
-    let n = claimed.unwrap_or(samples.len() as u32);
-    let mut file = b"RIFF".to_vec();
-    file.extend((36 + n).to_le_bytes());
-    file.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
-    file.extend(16_000u32.to_le_bytes());
-    file.extend(32_000u32.to_le_bytes());
-    file.extend(b"\x02\0\x10\0data");
-    file.extend(n.to_le_bytes());
-    file.extend(samples);
-    file
-}
-
-/// Sound of these samples, stored as numbers.
-fn wav_of(samples: &[f32]) -> Vec<u8> {
-    let mut file = wav(Some(4 * samples.len() as u32));
-    file.truncate(44);
-    (file[20], file[32], file[34]) = (3, 4, 32);
-    file[28..32].copy_from_slice(&64_000u32.to_le_bytes());
-    file.extend(samples.iter().flat_map(|sample| sample.to_le_bytes()));
-    file
-}
-
-pub struct Files {
-    _dir: tempfile::TempDir,
-    pub model: PathBuf,
-    pub projector: ProjectorOptions,
-}
-
-/// A model and its projector.
-pub fn files(arch: &str, kind: Kind) -> Files {
-    files_of(&Spec::tiny(arch), kind)
-}
-
-fn files_of(spec: &Spec, kind: Kind) -> Files {
-    let dir = tempfile::tempdir().unwrap();
-    let model = write(dir.path(), spec);
-    let path = dir.path().join("mmproj.gguf");
-    kind.write(&path, spec.embd, 7).unwrap();
-    Files { model, projector: ProjectorOptions { path, threads: 1, ..ProjectorOptions::default() }, _dir: dir }
-}
 
 fn session_options() -> SessionOptions {
     let flash_attn = FlashAttn::Off;
@@ -545,29 +386,6 @@ fn equal_images_have_equal_placeholders_and_others_have_not() {
     assert!(one.len() == 4 && one.iter().all(|token| !two.contains(token)), "{one:?} {two:?}");
     let wrong = projector.prompt(b"no place", MARKER, &[projector.read(&jpeg()).unwrap()], true).unwrap_err();
     assert!(wrong.to_string().contains("0 places"), "{wrong}");
-}
-
-/// Bytes that begin as an image or sound and go wrong somewhere: with what each refusal must say.
-fn hostile() -> Vec<(Vec<u8>, &'static str)> {
-    let sound = png(40, 30, None);
-    let mut all = vec![
-        (Vec::new(), ""),
-        (b"no image".to_vec(), ""),
-        (png(4, 4, Some((100_000, 100_000))), ""),
-        (png(4, 4, Some((5000, 5000))), "at most"),
-        (png(4, 4, Some((2000, 2000))), ""),
-        (png(4, 4, Some((0, 4))), ""),
-        // More pixels than the header says, as a bomb has them.
-        (png(300, 300, Some((2, 2))), "unpacked"),
-        (scanned(0xc0, 5), "scans"),
-        (scanned(0xc2, 101), "scans"),
-        (sound[..sound.len() / 2].to_vec(), ""),
-        (jpeg()[..40].to_vec(), ""),
-        (b"RIFF\0\0\0\0WEBPVP8 ".to_vec(), ""),
-        (b"GIF89a".to_vec(), ""),
-    ];
-    all.extend((0..33).map(|at| (sound[..at].to_vec(), "")));
-    all
 }
 
 #[test]

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
+use hobbit_common::output::tell;
 use hobbit_core::gguf::{ExpertClass, ExpertMap, Gguf};
 use hobbit_core::pack::{TypeChoice, Widths, fitting};
 use hobbit_core::profile::{self, Goal, Profile, mixes_to_json, norms_to_json};
 use hobbit_core::store::BLOCK_BYTES;
 use hobbit_core::units::{Bytes, Percent};
-use hobbit_programs::output::tell;
 
 use crate::shared::{percent, size};
 

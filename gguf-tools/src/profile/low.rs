@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use hobbit::engine::Ggml;
+use hobbit_common::output::tell;
 use hobbit_core::gguf::{ExpertMap, GgmlType, Gguf, Recode};
 use hobbit_core::pack::imatrix::Imatrix;
 use hobbit_core::pack::{self, PackKind, PackSpec};
 use hobbit_core::profile::SliceTypes;
-use hobbit_programs::output::tell;
 
 use crate::shared::Bar;
 

@@ -5,11 +5,11 @@ use std::path::Path;
 use anyhow::Context;
 use hobbit::Token;
 use hobbit::options::RoutingOptions;
+use hobbit_common::advice::spelled;
+use hobbit_common::output::tell;
 use hobbit_core::perplexity::estimate::{Estimate, Sums};
 use hobbit_core::profile::{MeasuredMix, Mix, Mixes, Part, Uses, nll, search_mixes, text_sha256};
 use hobbit_core::route::{Shares, Thresholds, fit};
-use hobbit_programs::advice::spelled;
-use hobbit_programs::output::tell;
 
 use super::Run;
 use super::low::LowVersions;

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use anyhow::{Context, ensure};
 use hobbit::options::{LowSource, PrecisionMode, RoutingOptions};
 use hobbit::{CachingOptions, Model, ModelOptions, PrecisionOptions};
+use hobbit_common::output::tell;
 use hobbit_core::files::Kind;
 use hobbit_core::gguf::GgmlType;
 use hobbit_core::pack::imatrix::Imatrix;
@@ -21,7 +22,6 @@ use hobbit_core::profile::{
     ChosenThresholds, FORMAT, MeasuredMix, Mixes, ModelId, Profile, TextId, Uses, VERSION, in_percent, write_path_table,
 };
 use hobbit_core::route::{Shares, fit};
-use hobbit_programs::output::tell;
 
 use crate::shared::{Opened, RunArgs, check_files, dtype, emit, percent, quiet_llama_cpp, threads};
 use low::{LowVersions, Source};

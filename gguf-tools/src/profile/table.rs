@@ -5,7 +5,7 @@ use std::fmt;
 use hobbit_core::pack::slice_name;
 use hobbit_core::profile::{ChosenThresholds, Mixes, Profile, SliceTypes, Width};
 use hobbit_core::units::{Bytes, Percent};
-use hobbit_programs::advice::spelled;
+use hobbit_common::advice::spelled;
 
 /// Experts shown at either end.
 const SHOWN: usize = 5;

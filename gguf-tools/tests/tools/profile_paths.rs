@@ -94,7 +94,7 @@ fn a_table_that_cannot_be_used_is_refused_with_a_remedy() {
     let (demo, other) = (demo(), synthesise(&dir.path().join("other.gguf"), &small_spec()));
     let fault = |model: &Path, table: Option<&Path>, parts: &[&str]| {
         let Err(error) = Model::open(model, &looking_ahead(table)) else { panic!("{}", model.display()) };
-        assert_contains(&hobbit_programs::exit::in_words(&error.into()), parts);
+        assert_contains(&hobbit_common::exit::in_words(&error.into()), parts);
     };
     let parts = ["demo.gguf: the path-table predictor needs a table", "gguf-tools profile --path-table"];
     fault(&demo, None, &parts);

@@ -1,0 +1,264 @@
+//! `/v1/messages`: conversations, in Anthropic's shape. An answer is a list of blocks: thinking, text and tool calls.
+
+pub mod request;
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use hobbit::engine::ChatDelta;
+use serde_json::{Value, json};
+
+use super::chat::answer::Reader;
+use super::chat::{Talk, count};
+use super::openai::random_id;
+use super::texts;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::http::Body;
+use crate::http::stream::{Frame, Shape, respond, typed, whole};
+use crate::job::{Done, Event, Stop};
+use request::to_openai;
+
+/// `POST /v1/messages`
+pub async fn messages(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
+    let loaded = app.loaded()?;
+    let stops = texts(&body, "stop_sequences")?.unwrap_or_default();
+    let mut talk = Talk::new(&app, loaded, || to_openai(&body), held).await?;
+    drop(body);
+    let mut running = talk.start(loaded).await?;
+    let (streams, ping) = (talk.params.stream, talk.params.ping);
+    let mut answer = Answer::new(talk, stops)?;
+    if streams {
+        return respond(running, answer, ping).await;
+    }
+    let own = whole(running.remove(0)).await?;
+    let mut message = app.work(|| answer.finish(&own.text, &own.done, &mut Vec::new())).await?;
+    if let Some(verbose) = answer.talk.verbose(&own.done, 0, &own.text) {
+        message["__verbose"] = verbose;
+    }
+    Ok(Json(message).into_response())
+}
+
+/// `POST /v1/messages/count_tokens`
+pub async fn count_tokens(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Json<Value>, ApiError> {
+    Ok(Json(json!({"input_tokens": count(&app, || to_openai(&body), &held).await?})))
+}
+
+/// An answer, complete or as a stream.
+struct Answer {
+    talk: Talk,
+    id: String,
+    /// The request's stop texts.
+    stops: Vec<String>,
+    reader: Reader,
+    blocks: Blocks,
+}
+
+impl Answer {
+    fn new(talk: Talk, stops: Vec<String>) -> Result<Self, ApiError> {
+        let reader = Reader::new(&talk.prompt)?;
+        Ok(Self { talk, id: format!("msg_{}", random_id()), stops, reader, blocks: Blocks::default() })
+    }
+
+    /// The message so far.
+    fn message(&self, n_prompt: usize, n_cached: usize, n_decoded: usize) -> Value {
+        let n_new = n_prompt.saturating_sub(n_cached);
+        json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "content": self.blocks.done,
+            "model": self.talk.app.model_name(),
+            "stop_reason": null,
+            "stop_sequence": null,
+            "usage": {"cache_read_input_tokens": n_cached, "input_tokens": n_new, "output_tokens": n_decoded},
+        })
+    }
+
+    /// The complete message, whose text ends with `rest`; `events` are those of its last blocks.
+    fn finish(&mut self, rest: &str, done: &Done, events: &mut Vec<Value>) -> Result<Value, ApiError> {
+        let deltas = self.reader.finish(rest, &done.stop);
+        deltas.iter().for_each(|delta| self.blocks.add(delta, events));
+        self.blocks.close(events);
+        let mut message = self.message(done.n_prompt, done.timings.n_cached, done.n_decoded);
+        let calls = self.blocks.have_calls && self.reader.cut().is_none();
+        message["stop_reason"] = json!(stop_reason(&done.stop, calls, &self.stops));
+        message["stop_sequence"] = json!(stop_sequence(&done.stop, &self.stops));
+        Ok(message)
+    }
+}
+
+impl Shape for Answer {
+    fn event(&mut self, _: usize, event: Event) -> Result<Vec<Frame>, ApiError> {
+        let mut events = Vec::new();
+        match event {
+            Event::Started(started) => {
+                let message = self.message(started.n_prompt, started.n_cached, 0);
+                events.push(json!({"type": "message_start", "message": message}));
+            }
+            // A ping shows waiting clients that the prompt advances.
+            Event::Progress(_) if self.talk.params.return_progress => events.push(json!({"type": "ping"})),
+            Event::Token(token) => {
+                self.reader.push(&token.text).iter().for_each(|delta| self.blocks.add(delta, &mut events));
+            }
+            Event::Done(done) => {
+                let message = self.finish(&done.rest, &done, &mut events)?;
+                let [reason, sequence] = ["stop_reason", "stop_sequence"].map(|name| &message[name]);
+                let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
+                let usage = json!({"output_tokens": done.n_decoded});
+                events.push(json!({"type": "message_delta", "delta": delta, "usage": usage}));
+                events.push(json!({"type": "message_stop"}));
+            }
+            _ => {}
+        }
+        Ok(events.iter().map(typed).collect())
+    }
+
+    fn failure(&mut self, error: &ApiError) -> Vec<Frame> {
+        vec![typed(&json!({"type": "error", "error": error.json()}))]
+    }
+}
+
+/// The request's stop text that ended an answer; `None` for one of the chat template's.
+fn stop_sequence<'a>(stop: &'a Stop, stops: &[String]) -> Option<&'a str> {
+    match stop {
+        Stop::Word(word) if stops.contains(word) => Some(word),
+        _ => None,
+    }
+}
+
+/// The stop reason of an answer.
+fn stop_reason(stop: &Stop, has_calls: bool, stops: &[String]) -> &'static str {
+    match stop {
+        Stop::Limit => "max_tokens",
+        _ if has_calls => "tool_use",
+        stop if stop_sequence(stop, stops).is_some() => "stop_sequence",
+        _ => "end_turn",
+    }
+}
+
+/// The kind of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Thinking,
+    Text,
+    /// A tool call, by index.
+    Call(usize),
+}
+
+/// The blocks of an answer, in order.
+#[derive(Debug, Default)]
+struct Blocks {
+    open: Option<(Kind, Value)>,
+    /// Arguments of the open call.
+    arguments: String,
+    /// Complete blocks.
+    done: Vec<Value>,
+    have_calls: bool,
+}
+
+impl Blocks {
+    /// Adds a piece to a block of its kind.
+    fn add(&mut self, delta: &ChatDelta, events: &mut Vec<Value>) {
+        let (kind, block, name, text) = match delta {
+            ChatDelta::Reasoning(text) => {
+                (Kind::Thinking, json!({"type": "thinking", "thinking": "", "signature": ""}), "thinking", text)
+            }
+            ChatDelta::Content(text) => (Kind::Text, json!({"type": "text", "text": ""}), "text", text),
+            ChatDelta::ToolCall(call) => {
+                let block = json!({"type": "tool_use", "id": call.id, "name": call.name, "input": {}});
+                (Kind::Call(call.index), block, "partial_json", &call.arguments)
+            }
+        };
+        if self.open.as_ref().is_none_or(|(open, _)| *open != kind) {
+            self.close(events);
+            self.have_calls |= matches!(kind, Kind::Call(_));
+            events.push(json!({"type": "content_block_start", "index": self.done.len(), "content_block": block}));
+            self.open = Some((kind, block));
+        }
+        if text.is_empty() {
+            return;
+        }
+        match self.open.as_mut().and_then(|(_, block)| block.get_mut(name)) {
+            Some(Value::String(own)) => own.push_str(text),
+            _ => self.arguments.push_str(text),
+        }
+        let kind = if name == "partial_json" { "input_json_delta".to_owned() } else { format!("{name}_delta") };
+        let delta = json!({"type": kind, name: text});
+        events.push(json!({"type": "content_block_delta", "index": self.done.len(), "delta": delta}));
+    }
+
+    /// Closes the open block.
+    fn close(&mut self, events: &mut Vec<Value>) {
+        let Some((kind, mut block)) = self.open.take() else { return };
+        let index = self.done.len();
+        if kind == Kind::Thinking {
+            // Reasoning is not signed.
+            let delta = json!({"type": "signature_delta", "signature": ""});
+            events.push(json!({"type": "content_block_delta", "index": index, "delta": delta}));
+        }
+        if let Kind::Call(_) = kind {
+            // A call that was cut off is not valid JSON.
+            let arguments = serde_json::from_str(&std::mem::take(&mut self.arguments));
+            block["input"] = arguments.unwrap_or_else(|_| json!({}));
+        }
+        events.push(json!({"type": "content_block_stop", "index": index}));
+        self.done.push(block);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hobbit::engine::ToolCallDelta;
+
+    #[test]
+    fn stop_reasons() {
+        let stops = ["END".to_owned()];
+        let word = |word: &str| Stop::Word(word.to_owned());
+        assert_eq!(stop_reason(&Stop::Limit, true, &stops), "max_tokens");
+        assert_eq!(stop_reason(&Stop::Eos, true, &stops), "tool_use");
+        assert_eq!(stop_reason(&word("END"), false, &stops), "stop_sequence");
+        assert_eq!(stop_reason(&word("<|im_end|>"), false, &stops), "end_turn");
+        assert_eq!(stop_sequence(&word("<|im_end|>"), &stops), None);
+    }
+
+    #[test]
+    fn blocks_follow_each_other() {
+        let text = str::to_owned;
+        let call = |index: usize, name: &str, arguments: &str| {
+            let (name, arguments) = (text(name), text(arguments));
+            ChatDelta::ToolCall(ToolCallDelta { index, id: format!("id{index}"), name, arguments })
+        };
+        let mut blocks = Blocks::default();
+        let mut events = Vec::new();
+        for delta in [
+            ChatDelta::Reasoning(text("h")),
+            ChatDelta::Reasoning(text("m")),
+            ChatDelta::Content(text("Ja")),
+            call(0, "get", "{\"a\""),
+            call(0, "", ":1}"),
+            call(1, "stop", ""),
+            call(2, "cut", "{\"a\""),
+        ] {
+            blocks.add(&delta, &mut events);
+        }
+        blocks.close(&mut events);
+        blocks.close(&mut events);
+        let kind = |event: &Value| {
+            format!("{} {}", event["type"].as_str().unwrap().trim_start_matches("content_block_"), event["index"])
+        };
+        let kinds: Vec<String> = events.iter().map(kind).collect();
+        let expected = "start 0,delta 0,delta 0,delta 0,stop 0,start 1,delta 1,stop 1,start 2,delta 2,delta 2,stop 2,\
+             start 3,stop 3,start 4,delta 4,stop 4";
+        assert_eq!(kinds.join(","), expected);
+        assert!(blocks.have_calls);
+        let calls = [("id0", "get", json!({"a": 1})), ("id1", "stop", json!({})), ("id2", "cut", json!({}))];
+        let calls = calls.map(|(id, name, input)| json!({"type": "tool_use", "id": id, "name": name, "input": input}));
+        let [thinking, text] =
+            [json!({"type": "thinking", "thinking": "hm", "signature": ""}), json!({"type": "text", "text": "Ja"})];
+        assert_eq!(blocks.done, [&[thinking, text], &calls[..]].concat());
+    }
+}

@@ -1,0 +1,237 @@
+//! Embeddings: texts as vectors, in OpenAI's shape and in llama-server's own.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use hobbit::Model;
+use hobbit::engine::Chunks;
+use hobbit::options::Token;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::chat::messages::check_part;
+use super::{Fields, get, prompts, text, whole};
+use crate::app::{App, Loaded};
+use crate::error::ApiError;
+use crate::held::Held;
+use crate::http::Body;
+use crate::http::stream::embeddings;
+use crate::job::Work;
+
+/// Maximum inputs per request, as in OpenAI's API. As many run at once as there are slots.
+const INPUTS_MAX: usize = 2048;
+
+/// Bytes for each number of an embedding: the float, and its digits in the answer's buffer, which doubles as it grows.
+const NUMBER_BYTES: usize = 4 + 24;
+
+/// The Euclidean norm, llama.cpp's number for it.
+const EUCLIDEAN: i64 = 2;
+
+/// The greatest of the numbers that `embd_normalize` 0 scales to.
+const INT16_SCALE: f64 = 32760.0;
+
+/// The embedding of an input: one row, or one per token.
+pub struct Embedded {
+    pub rows: Vec<Vec<f32>>,
+    pub n_tokens: usize,
+}
+
+/// `POST /v1/embeddings`
+pub async fn openai(State(app): State<Arc<App>>, Body(mut body, held): Body) -> Result<Response, ApiError> {
+    let loaded = loaded(&app)?;
+    if loaded.pooling.is_none() {
+        return Err(ApiError::invalid(
+            "Pooling type 'none' is not OAI compatible. Please use a different pooling type",
+        ));
+    }
+    let is_base64 = match text(&body, "encoding_format")? {
+        None | Some("float") => false,
+        Some("base64") => true,
+        Some(_) => {
+            return Err(ApiError::invalid("The format to return the embeddings in. Can be either float or base64"));
+        }
+    };
+    let is_native = get(&body, "input").is_none();
+    let all = embed(&app, &mut body, held, false).await?;
+    if is_native {
+        return Ok(app.work(|| plain(&all)).await);
+    }
+    let n_tokens: usize = all.iter().map(|own| own.n_tokens).sum();
+    let data = all.iter().enumerate().map(|(index, own)| {
+        let row = own.rows.first().map_or(&[][..], Vec::as_slice);
+        let bytes = || row.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let embedding = if is_base64 { Numbers::Base64(STANDARD.encode(bytes())) } else { Numbers::Plain(row) };
+        Row { embedding, index, object: "embedding", encoding_format: is_base64.then_some("base64") }
+    });
+    let model = get(&body, "model").and_then(Value::as_str).unwrap_or(app.model_name());
+    let usage = json!({"prompt_tokens": n_tokens, "total_tokens": n_tokens});
+    Ok(app.work(|| Json(List { model, object: "list", usage, data: data.collect() }).into_response()).await)
+}
+
+/// OpenAI's answer. Numbers are written directly as text: JSON values would take ten times the memory.
+#[derive(Serialize)]
+struct List<'a> {
+    model: &'a str,
+    object: &'static str,
+    usage: Value,
+    data: Vec<Row<'a>>,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    embedding: Numbers<'a>,
+    index: usize,
+    object: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    encoding_format: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Numbers<'a> {
+    Plain(&'a [f32]),
+    Base64(String),
+}
+
+/// `POST /embedding`
+pub async fn native(State(app): State<Arc<App>>, Body(mut body, held): Body) -> Result<Response, ApiError> {
+    loaded(&app)?;
+    let all = embed(&app, &mut body, held, false).await?;
+    Ok(app.work(|| plain(&all)).await)
+}
+
+fn loaded(app: &App) -> Result<&Loaded, ApiError> {
+    if !app.settings.slots.embeddings.0 {
+        return Err(ApiError::unsupported("This server does not support embeddings. Start it with `--embeddings`"));
+    }
+    app.loaded()
+}
+
+/// llama-server's own shape.
+fn plain(all: &[Embedded]) -> Response {
+    #[derive(Serialize)]
+    struct Rows<'a> {
+        index: usize,
+        embedding: &'a [Vec<f32>],
+    }
+    let rows = all.iter().enumerate().map(|(index, own)| Rows { index, embedding: &own.rows });
+    Json(rows.collect::<Vec<_>>()).into_response()
+}
+
+/// The vectors of all inputs, in order; as many run at once as there are slots. Takes the inputs out of the body.
+/// `dimensions` cuts each vector to its first numbers, which are then scaled. `truncates`: an input that is too long
+/// loses its end.
+pub async fn embed(app: &App, body: &mut Fields, held: Held, truncates: bool) -> Result<Vec<Embedded>, ApiError> {
+    let loaded = loaded(app)?;
+    let name = if get(body, "input").is_some() { "input" } else { "content" };
+    let input = body.remove(name).filter(|input| !input.is_null());
+    let input = input.ok_or_else(|| ApiError::invalid("\"input\" or \"content\" must be provided"))?;
+    let n_max = if truncates { loaded.n_ctx.min(loaded.n_batch) } else { usize::MAX };
+    let inputs = app.work(move || inputs(&input, &loaded.model, n_max)).await?;
+    let n_tokens: usize = inputs.iter().map(|input| input.len()).sum();
+    let n_embd = loaded.model.n_embd();
+    let dimensions = whole(body, &["dimensions"], 1..=n_embd as i64)?.map_or(n_embd, |n| n as usize);
+    let n_rows = if loaded.pooling.is_none() { n_tokens } else { inputs.len() };
+    let bytes = n_tokens * size_of::<Token>() + n_rows * n_embd * NUMBER_BYTES;
+    held.shrink_to(bytes);
+    held.grow_to(bytes).await?;
+    let held = &Arc::new(held);
+    // Rows of single tokens are not normalised.
+    let norm = match loaded.pooling {
+        None => -1,
+        Some(_) => whole(body, &["embd_normalize"], -1..=i64::from(i32::MAX))?.unwrap_or(EUCLIDEAN),
+    };
+    let work = inputs.into_iter().map(|prompt| async move {
+        let running = loaded.start((prompt, Chunks::default(), None), Work::Embed, None, false, held);
+        let (mut rows, n_tokens) = embeddings(running).await?;
+        for row in &mut rows {
+            row.truncate(dimensions);
+            normalise(row, norm);
+        }
+        Ok::<_, ApiError>(Embedded { rows, n_tokens })
+    });
+    stream::iter(work).buffered(app.settings.n_slots).try_collect().await
+}
+
+/// The tokens of every input: of one, or of a list of them. Of each at most `n_max`.
+fn inputs(value: &Value, model: &Model, n_max: usize) -> Result<Vec<Arc<[Token]>>, ApiError> {
+    let list = match value {
+        Value::Array(list) if list.is_empty() => return Err(ApiError::invalid("\"input\" must not be empty")),
+        Value::Array(list) if !list.iter().any(Value::is_number) => list,
+        one => std::slice::from_ref(one),
+    };
+    if list.len() > INPUTS_MAX {
+        let n = list.len();
+        let message = format!("the request has {n} inputs, and may have {INPUTS_MAX}: send several requests");
+        return Err(ApiError::invalid(message));
+    }
+    prompts::check_parts(list.iter().map(prompts::n_texts).sum())?;
+    let tokens = |value| match input(value, model)? {
+        tokens if tokens.is_empty() => Err(ApiError::invalid("Input content cannot be empty")),
+        mut tokens => {
+            // The token that ends every text stays.
+            let end =
+                tokens.last().copied().filter(|last| model.is_eog(*last) || model.special_tokens().sep == Some(*last));
+            if tokens.len() > n_max {
+                tokens.truncate(n_max);
+                tokens.last_mut().zip(end).into_iter().for_each(|(last, end)| *last = end);
+            }
+            Ok(tokens.into())
+        }
+    };
+    list.iter().map(tokens).collect()
+}
+
+/// The tokens of one input: of a prompt, or of a message's content.
+fn input(value: &Value, model: &Model) -> Result<Vec<Token>, ApiError> {
+    match value.get("content") {
+        None => prompts::one(value, model),
+        Some(Value::Array(parts)) => {
+            let mut parts = parts.clone();
+            parts.iter_mut().try_for_each(|part| check_part(part, None, &mut Vec::new()))?;
+            let text: String = parts.iter().filter_map(|part| part["text"].as_str()).collect();
+            prompts::tokens(model, &text, true)
+        }
+        Some(_) => Err(ApiError::invalid("\"content\" must be an array of parts")),
+    }
+}
+
+/// Scales a row as llama.cpp's `common_embd_normalize` does: -1 leaves it, 0 scales to 16-bit integers, other numbers
+/// are a p-norm scaled to 1.
+fn normalise(row: &mut [f32], norm: i64) {
+    let values = || row.iter().map(|value| f64::from(*value).abs());
+    let length = match norm {
+        -1 => return,
+        0 => values().fold(0.0, f64::max) / INT16_SCALE,
+        EUCLIDEAN => values().map(|value| value * value).sum::<f64>().sqrt(),
+        p => values().map(|value| value.powf(p as f64)).sum::<f64>().powf(1.0 / p as f64),
+    };
+    let scale = if length > 0.0 { (1.0 / length) as f32 } else { 0.0 };
+    row.iter_mut().for_each(|value| *value *= scale);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn norms() {
+        let scaled = |norm: i64| {
+            let mut row = [3.0, -4.0];
+            normalise(&mut row, norm);
+            row
+        };
+        assert_eq!(scaled(-1), [3.0, -4.0]);
+        assert_eq!(scaled(2), [0.6, -0.8]);
+        assert_eq!(scaled(0), [24570.0, -32760.0]);
+        assert_eq!(scaled(1), [3.0 * (1.0 / 7.0), -4.0 * (1.0 / 7.0)]);
+        let mut zero = [0.0; 2];
+        normalise(&mut zero, 2);
+        assert_eq!(zero, [0.0; 2]);
+    }
+}

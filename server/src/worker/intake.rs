@@ -1,0 +1,341 @@
+//! Takes commands, assigns prompts to slots, and runs operations on free slots.
+
+use std::io::ErrorKind;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
+use hobbit::engine::Borrower;
+use hobbit::{EvalError, Sampler};
+use hobbit_core::units::Bytes;
+
+use super::Worker;
+use super::slot::{Run, Slot, Stage};
+use crate::adapters::Scales;
+use crate::error::ApiError;
+use crate::job::{Command, Event, Job, SlotAction, SlotAnswer, SlotCommand, Started, Traffic, Work};
+use crate::slots::{self, SlotView};
+use crate::text::Text;
+use hobbit_programs::saved::{self, Saved, SavedFile};
+
+/// Interval between checks for cancelled requests while the engine is idle.
+const IDLE: Duration = Duration::from_millis(500);
+
+impl Worker {
+    /// Takes all queued commands, and waits for one if there is no work. False once the thread must end.
+    pub(super) fn take_in(&mut self, commands: &Receiver<Command>) -> bool {
+        let has_work = self.is_busy() || !self.waiting.is_empty();
+        if self.ends_at.is_some() && !has_work {
+            return false;
+        }
+        if !has_work && self.actions.is_empty() {
+            self.session.idle();
+            match commands.recv_timeout(IDLE) {
+                Ok(command) => self.take(command),
+                Err(RecvTimeoutError::Timeout) => return true,
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+        loop {
+            match commands.try_recv() {
+                Ok(command) => self.take(command),
+                Err(TryRecvError::Empty) => return true,
+                // Running requests end first.
+                Err(TryRecvError::Disconnected) => {
+                    self.ends_at.get_or_insert_with(Instant::now);
+                    self.refuse_waiting();
+                    return true;
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Job(job) if self.ends_at.is_some() => job.events.fail(ApiError::shutting_down()),
+            Command::Job(job) if self.waiting.len() >= self.options.n_waiting_max => {
+                let message = format!("{} requests wait already; try again later", self.waiting.len());
+                job.events.fail(ApiError::unavailable(message));
+            }
+            Command::Job(job) => self.waiting.push_back(*job),
+            Command::Slot(command) if self.ends_at.is_some() => command.refuse(ApiError::shutting_down()),
+            Command::Slot(command) if self.actions.len() >= self.options.n_waiting_max => {
+                let message = format!("{} operations on slots wait already; try again later", self.actions.len());
+                command.refuse(ApiError::unavailable(message));
+            }
+            Command::Slot(command) => self.actions.push(command),
+            Command::Stop(grace) => {
+                self.ends_at = Some(Instant::now() + grace);
+                self.refuse_waiting();
+            }
+        }
+    }
+
+    /// Drops requests and operations whose clients have gone.
+    pub(super) fn drop_cancelled(&mut self) {
+        self.waiting.retain(|job| !job.events.is_cancelled());
+        self.actions.retain(|command| !command.answer.is_closed());
+        for at in 0..self.slots.len() {
+            if self.slots[at].run.take_if(|run| run.job.events.is_cancelled()).is_some() {
+                self.freed(at);
+            }
+        }
+    }
+
+    /// Gives waiting requests to free slots, in order; a request for a busy slot is passed over.
+    pub(super) fn assign(&mut self) {
+        let mut at = 0;
+        while at < self.waiting.len() {
+            if !self.slots.iter().any(Slot::is_free) {
+                return;
+            }
+            let job = &self.waiting[at];
+            let views: Vec<SlotView<'_>> = self
+                .slots
+                .iter()
+                .map(|slot| SlotView {
+                    is_free: slot.is_free(),
+                    tokens: slot.tokens_with(&job.lora),
+                    last_used: slot.last_used,
+                })
+                .collect();
+            let reach = |at: usize, n| self.session.reach(self.slots[at].sequence(), n);
+            match slots::place(&views, &job.prompt, job.slot, self.options.similarity, job.cache_prompt, reach) {
+                None => at += 1,
+                Some(placement) => {
+                    let job = self.waiting.remove(at).expect("it was looked at");
+                    self.begin(job, placement);
+                }
+            }
+        }
+    }
+
+    /// Starts a request in a slot.
+    fn begin(&mut self, job: Job, placement: slots::Placement) {
+        let (n_prompt, events) = (job.prompt.len(), job.events.clone());
+        let (sampler, text) = match self.sampler_for(&job) {
+            Ok(made) => made,
+            Err(error) => return events.fail(error),
+        };
+        let n_cached = match self.prepare(placement, &job) {
+            Ok(n_cached) => n_cached,
+            Err(error) => return events.fail(ApiError::server(error.to_string())),
+        };
+        let cuts = match &job.work {
+            Work::Generate(_) => self.session.cuts(&job.prompt, n_cached),
+            Work::Embed => Vec::new(),
+        };
+        let is_alone = !self.is_busy();
+        let slot = &mut self.slots[placement.slot];
+        let mut run = Run {
+            cuts,
+            n_cached,
+            n_prompt_done: n_cached,
+            n_reading: 0,
+            began: Instant::now(),
+            prompted: None,
+            n_decoded: 0,
+            pending: None,
+            sampler,
+            text,
+            traffic: Traffic::default(),
+            n_drafted: 0,
+            n_accepted: 0,
+            truncated: false,
+            stage: Stage::Prompt,
+            job,
+        };
+        run.release_encoder();
+        if let Some(sampler) = &mut run.sampler {
+            run.job.prompt[..n_cached].iter().for_each(|token| sampler.accept(*token));
+        }
+        let _ = run.job.events.send(Event::Started(Started { slot: slot.id, n_prompt, n_cached }));
+        slot.run = Some(run);
+        super::step::progress(slot);
+        self.status.count(|totals| {
+            totals.requests += 1;
+            totals.cached_tokens += n_cached as u64;
+        });
+        self.session.begin_text(is_alone);
+        if n_prompt == 0 {
+            // Neither a prefix to continue nor a token to evaluate.
+            self.finish_empty(placement.slot);
+        }
+    }
+
+    /// The sampler and the text of a request, if a slot can hold its prompt.
+    pub(super) fn sampler_for(&self, job: &Job) -> Result<(Option<Sampler>, Text), ApiError> {
+        let (n_prompt, n_ctx, n_batch) =
+            (job.prompt.len() + job.chunks.n_extra(), self.options.n_ctx, self.options.n_batch);
+        let generates = matches!(job.work, Work::Generate(_));
+        if n_prompt >= n_ctx + usize::from(!generates) {
+            return Err(ApiError::exceeds_context(n_prompt, n_ctx, self.model.info().n_ctx_train as usize));
+        }
+        match &job.work {
+            Work::Embed if n_prompt > n_batch => Err(ApiError::server(format!(
+                "input ({n_prompt} tokens) is too large to process. increase the physical batch size (current batch \
+                 size: {n_batch})"
+            ))),
+            Work::Embed => Ok((None, Text::new(&[], 0))),
+            Work::Generate(generate) => match Sampler::new(&self.model, &generate.sampling()) {
+                Ok(sampler) => Ok((Some(sampler), Text::new(&generate.stops, generate.n_indent))),
+                Err(error) => Err(ApiError::invalid(format!("Failed to initialize samplers: {error}"))),
+            },
+        }
+    }
+
+    /// Gives a slot the evaluated beginning of a prompt; returns its length in tokens.
+    fn prepare(&mut self, placement: slots::Placement, job: &Job) -> Result<usize, EvalError> {
+        let at = placement.slot;
+        let sequence = self.slots[at].sequence();
+        if let Some(from) = placement.from {
+            self.session.keep_of(sequence, 0)?;
+            self.slots[at].tokens.clear();
+            if self.session.copy_sequence(self.slots[from].sequence(), sequence).is_err() {
+                self.session.keep_of(sequence, 0)?;
+                self.slots[at].lora = std::sync::Arc::clone(&job.lora);
+                return Ok(0);
+            }
+            self.slots[at].tokens = self.slots[from].tokens.clone();
+            // From here on both slots share cells.
+            self.slots[at].is_shared = true;
+            self.slots[from].is_shared = true;
+        }
+        let reuse = match &job.work {
+            Work::Generate(generate) if placement.n_shared > 0 && self.projector.is_none() => generate.cache_reuse,
+            _ => 0,
+        };
+        let mut n = job.chunks.whole(placement.n_shared);
+        // Moving a cell moves it for all slots that share it. A state that needs checkpoints cannot be moved.
+        let is_movable = !self.slots[at].is_shared && self.session.checkpoints(sequence).is_empty();
+        if reuse > 0 && self.session.can_move_tokens() && is_movable {
+            for run in slots::reusable(&self.slots[at].tokens, &job.prompt, n, reuse) {
+                let (from, end) = (run.from as i32, (run.from + run.n) as i32);
+                self.session.move_tokens(sequence, from..end, run.to as i32 - from)?;
+                let moved = self.slots[at].tokens[run.from..run.from + run.n].to_vec();
+                self.slots[at].tokens[run.to..run.to + run.n].copy_from_slice(&moved);
+                n = run.to + run.n;
+            }
+        }
+        n = self.session.keep_of(sequence, n)?;
+        if n == 0 {
+            self.slots[at].is_shared = false;
+        }
+        self.slots[at].tokens.truncate(n);
+        self.slots[at].lora = std::sync::Arc::clone(&job.lora);
+        Ok(n)
+    }
+
+    /// Runs the first queued operation whose slot is free. One in each round, so that streams go on in between.
+    pub(super) fn act_on_slot(&mut self) {
+        let is_due = |command: &SlotCommand| self.slots.get(command.slot).is_none_or(Slot::is_free);
+        let Some(at) = self.actions.iter().position(is_due) else { return };
+        let SlotCommand { slot, action, answer } = self.actions.remove(at);
+        let is_known = slot < self.slots.len();
+        let done = if is_known { self.act(slot, action) } else { Err(ApiError::invalid("Invalid slot ID")) };
+        let _ = answer.send(done);
+    }
+
+    fn act(&mut self, at: usize, action: SlotAction) -> Result<SlotAnswer, ApiError> {
+        let began = Instant::now();
+        let server = |error: EvalError| ApiError::server(error.to_string());
+        let sequence = self.slots[at].sequence();
+        let (n_tokens, n_bytes) = match action {
+            SlotAction::Erase => {
+                let n = self.slots[at].tokens.len();
+                self.forget(at).map_err(server)?;
+                (n, 0)
+            }
+            SlotAction::Save(_) if self.slots[at].tokens.iter().any(|token| *token < 0) => {
+                return Err(ApiError::unsupported("the slot holds an image or sound, which cannot be saved"));
+            }
+            SlotAction::Save(path) => {
+                let n = self.session.sequence_state_bytes(sequence).map_err(server)?;
+                self.with_memory(n as u64, "save", |own| own.save(at, &path))?
+            }
+            SlotAction::Restore(path, lora) => {
+                self.forget(at).map_err(server)?;
+                let file = saved::open(&path, saved::mark_with(self.options.mark, &lora)).map_err(not_restored)?;
+                self.with_memory(file.n_bytes(), "restore", |own| own.restore(at, file, lora))?
+            }
+        };
+        Ok(SlotAnswer { n_tokens, n_bytes, ms: began.elapsed().as_secs_f64() * 1e3 })
+    }
+
+    /// Calls `work`, which holds a state of `bytes` meanwhile: experts lend the memory.
+    fn with_memory<T>(
+        &mut self,
+        bytes: u64,
+        verb: &str,
+        work: impl FnOnce(&mut Self) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        if !self.model.lend(Borrower::State, bytes) {
+            return Err(ApiError::unavailable(format!(
+                "Unable to {verb} slot: its state takes {} of memory, which the memory budget cannot spare: give the \
+                 server a larger --mem-budget or a smaller --expert-cache",
+                Bytes(bytes)
+            )));
+        }
+        let done = work(self);
+        self.give_back(Borrower::State);
+        done
+    }
+
+    /// Writes a slot's tokens and state to a file. Returns their number and the bytes of the file.
+    fn save(&mut self, at: usize, path: &Path) -> Result<(usize, u64), ApiError> {
+        let sequence = self.slots[at].sequence();
+        let state = self.session.sequence_state(sequence).map_err(|error| ApiError::server(error.to_string()))?;
+        let Slot { tokens, lora, .. } = &self.slots[at];
+        let mark = saved::mark_with(self.options.mark, lora);
+        let written = saved::write(path, mark, tokens, &state, self.session.checkpoints(sequence));
+        let n_bytes = written.map_err(|error| {
+            let message = format!("Unable to save slot: {error}");
+            match error.kind() {
+                // The client chose the name and can choose another.
+                ErrorKind::InvalidInput | ErrorKind::InvalidFilename => ApiError::invalid(message),
+                _ => ApiError::server(message),
+            }
+        })?;
+        Ok((tokens.len(), n_bytes))
+    }
+
+    /// Gives an empty slot the tokens and the state of a file. Returns their number and the bytes of the file.
+    fn restore(&mut self, at: usize, file: SavedFile, lora: Scales) -> Result<(usize, u64), ApiError> {
+        let (sequence, n_bytes) = (self.slots[at].sequence(), file.n_bytes());
+        let Saved { tokens, state, checkpoints } = file.read().map_err(not_restored)?;
+        let (n, n_ctx) = (tokens.len(), self.options.n_ctx);
+        if n > n_ctx {
+            return Err(not_restored(format!("it holds {n} tokens, and a slot {n_ctx}")));
+        }
+        self.session.set_adapters(&lora);
+        // If the context has no room, idle slots make room.
+        let mut n_freed = 0;
+        while let Err(error) = self.session.restore_sequence(sequence, &tokens, &state, &checkpoints) {
+            if let lost @ (EvalError::ContextLost(_) | EvalError::Interrupted) = error {
+                let refused = not_restored(lost.to_string());
+                self.failed(&[], lost);
+                return Err(refused);
+            }
+            // If as many cells are free as the state has tokens, more room does not help.
+            let may_fit = n_freed < n && !matches!(error, EvalError::State(_));
+            let freed = if may_fit { self.forget_oldest_idle(at) } else { Ok(None) };
+            match freed.map_err(|error| ApiError::server(error.to_string()))? {
+                Some(more) => n_freed += more,
+                None => {
+                    // Cells that the state has damaged may outlive their sequence.
+                    self.purge(&[]);
+                    return Err(not_restored(error.to_string()));
+                }
+            }
+        }
+        self.session.set_checkpoints(sequence, checkpoints);
+        let slot = &mut self.slots[at];
+        (slot.tokens, slot.lora) = (tokens, lora);
+        Ok((n, n_bytes))
+    }
+}
+
+/// The file cannot be restored.
+fn not_restored(why: String) -> ApiError {
+    ApiError::invalid(format!("Unable to restore slot: {why}"))
+}

@@ -1,0 +1,191 @@
+//! One slot: the tokens of its sequence, and its current request.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use hobbit::Sampler;
+use hobbit::engine::Chunk;
+use hobbit::options::Token;
+use hobbit_core::checkpoints::Cut;
+
+use crate::adapters::Scales;
+use crate::job::{Generate, Job, Timings, Traffic, Work};
+use crate::status::{LastRun, SlotState};
+use crate::text::Text;
+
+/// A sequence of the session.
+pub struct Slot {
+    pub id: usize,
+    /// Evaluated tokens, in order of position.
+    pub tokens: Vec<Token>,
+    /// Adapter scales that the tokens were evaluated with.
+    pub lora: Scales,
+    /// Whether another slot may share cells of the context; if so, tokens must not be moved.
+    pub is_shared: bool,
+    pub last_used: u64,
+    pub run: Option<Run>,
+    /// Summary of the last request, for status requests.
+    pub last: Option<LastRun>,
+}
+
+/// A request in a slot.
+pub struct Run {
+    pub job: Job,
+    pub stage: Stage,
+    pub n_cached: usize,
+    /// Prompt tokens evaluated or reused.
+    pub n_prompt_done: usize,
+    /// Prompt tokens being evaluated.
+    pub n_reading: usize,
+    /// Where the prompt's evaluation pauses for checkpoints, in order.
+    pub cuts: Vec<Cut>,
+    pub began: Instant,
+    /// End of the prompt's evaluation.
+    pub prompted: Option<Instant>,
+    pub n_decoded: usize,
+    /// A token chosen and sent, but not evaluated yet.
+    pub pending: Option<Token>,
+    pub sampler: Option<Sampler>,
+    pub text: Text,
+    pub traffic: Traffic,
+    pub n_drafted: usize,
+    /// Drafts that the text took.
+    pub n_accepted: usize,
+    pub truncated: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Prompt,
+    Generating,
+}
+
+impl Slot {
+    pub fn new(id: usize) -> Self {
+        Self { id, tokens: Vec::new(), lora: Scales::default(), is_shared: false, last_used: 0, run: None, last: None }
+    }
+
+    /// The state that status requests show.
+    pub fn state(&self, n_ctx: usize) -> SlotState {
+        SlotState {
+            id: self.id,
+            is_processing: !self.is_free(),
+            n_ctx,
+            n_past: self.tokens.len(),
+            run: self.run.as_ref().map(Run::as_last).or_else(|| self.last.clone()),
+        }
+    }
+
+    pub fn is_free(&self) -> bool {
+        self.run.is_none()
+    }
+
+    /// The slot's tokens if they were evaluated with these adapter scales, else none.
+    pub fn tokens_with(&self, lora: &[f32]) -> &[Token] {
+        if *self.lora == *lora { &self.tokens } else { &[] }
+    }
+
+    /// The sequence's number in llama.cpp.
+    pub fn sequence(&self) -> i32 {
+        self.id as i32
+    }
+
+    pub fn is_generating(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| run.stage == Stage::Generating)
+    }
+
+    /// Prompt tokens that are not evaluated yet.
+    pub fn n_lacking(&self) -> usize {
+        let of = |run: &Run| match run.stage {
+            Stage::Prompt => run.job.prompt.len() - run.n_prompt_done,
+            Stage::Generating => 0,
+        };
+        self.run.as_ref().map_or(0, of)
+    }
+
+    /// The next chunk of the prompt, and the number of tokens before it that are not evaluated yet.
+    pub fn next_chunk(&self) -> Option<(usize, &Arc<Chunk>)> {
+        let run = self.run.as_ref().filter(|run| run.stage == Stage::Prompt)?;
+        let (at, chunk) = run.job.chunks.iter().find(|(at, _)| *at >= run.n_prompt_done)?;
+        Some((at - run.n_prompt_done, chunk))
+    }
+
+    /// Tokens of the prompt that can be evaluated together: those before the next chunk.
+    pub fn n_ready(&self) -> usize {
+        self.next_chunk().map_or_else(|| self.n_lacking(), |(n, _)| n)
+    }
+}
+
+impl Run {
+    /// Closes the projector once no image or sound is left to evaluate.
+    pub fn release_encoder(&mut self) {
+        if self.job.chunks.iter().all(|(at, _)| at < self.n_prompt_done) {
+            self.job.encoder = None;
+        }
+    }
+
+    /// Whether the prompt's tokens get probabilities.
+    pub fn scores_prompt(&self) -> bool {
+        self.generate().is_some_and(|generate| generate.scores_prompt)
+    }
+
+    /// Prompt tokens that may be evaluated at once.
+    pub fn n_to_cut(&self) -> usize {
+        self.cuts.iter().find(|cut| cut.at > self.n_prompt_done).map_or(usize::MAX, |cut| cut.at - self.n_prompt_done)
+    }
+
+    /// The text to generate, unless the work is an embedding.
+    pub fn generate(&self) -> Option<&Arc<Generate>> {
+        match &self.job.work {
+            Work::Generate(generate) => Some(generate),
+            Work::Embed => None,
+        }
+    }
+
+    /// Tokens that may be drafted after the pending one, in a slot that holds `n_held` of at most `n_ctx` tokens.
+    pub fn n_drafts(&self, n_held: usize, n_ctx: usize) -> usize {
+        let Some(generate) = self.generate() else { return 0 };
+        // Drafters read tokens; images and sound have none.
+        if !self.job.chunks.is_empty() {
+            return 0;
+        }
+        let n_left = generate.n_predict.map_or(usize::MAX, |n| n.saturating_sub(self.n_decoded + 1));
+        generate.drafting.n_max.min(n_left).min(n_ctx.saturating_sub(n_held + 1))
+    }
+
+    /// Timings so far.
+    pub fn timings(&self) -> Timings {
+        let now = Instant::now();
+        let ms = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64() * 1e3;
+        let n_prompt = self.n_prompt_done - self.n_cached;
+        let prompt_ms = if n_prompt == 0 { 0.0 } else { ms(self.began, self.prompted.unwrap_or(now)) };
+        let predicted_ms = if self.n_decoded > 1 { self.prompted.map_or(0.0, |from| ms(from, now)) } else { 0.0 };
+        Timings {
+            n_cached: self.n_cached,
+            n_prompt,
+            prompt_ms,
+            n_predicted: self.n_decoded,
+            predicted_ms,
+            traffic: self.traffic,
+            n_drafted: self.n_drafted,
+            n_accepted: self.n_accepted,
+        }
+    }
+
+    /// The summary of this request.
+    pub fn as_last(&self) -> LastRun {
+        let generate = self.generate().cloned();
+        LastRun {
+            job: self.job.id,
+            n_prompt: self.job.prompt.len(),
+            n_cached: self.n_cached,
+            n_processed: self.n_prompt_done - self.n_cached,
+            n_reading: self.n_reading,
+            began: self.began,
+            n_decoded: self.n_decoded,
+            n_predict: generate.as_ref().and_then(|own| own.n_predict),
+            has_new_line: self.text.has_new_line,
+            generate,
+        }
+    }
+}

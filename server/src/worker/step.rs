@@ -1,0 +1,375 @@
+//! A decoding step of all generating slots: their last tokens are evaluated together, with drafts of those that may
+//! follow, and each slot chooses its next tokens.
+
+use std::time::Instant;
+
+use hobbit::engine::DraftRequest;
+use hobbit::options::Token;
+use hobbit::stats::PhaseStats;
+use hobbit::{BatchToken, EvalError, Model, Sampler};
+use hobbit_core::route::DECODE_TOKENS_MAX;
+
+use super::Worker;
+use super::slot::{Slot, Stage};
+use crate::error::ApiError;
+use crate::job::EndReasoning;
+use crate::job::{Candidate, Done, Event, Generate, Probabilities, Progress, Stop, TokenEvent, Traffic, Work};
+
+impl Worker {
+    /// Evaluates the last tokens of all generating slots, in groups that may share a batch.
+    pub(super) fn step(&mut self) {
+        let generating: Vec<usize> = (0..self.slots.len()).filter(|at| self.slots[*at].is_generating()).collect();
+        if generating.is_empty() {
+            return;
+        }
+        // Before answers end: a client that has one may read the counts.
+        let n = generating.len() as u64;
+        self.status.count(|totals| {
+            totals.n_decode += 1;
+            totals.n_busy += n;
+            totals.steps += 1;
+        });
+        let began = Instant::now();
+        let n_at_once = self.session.decodes_at_once().min(self.options.n_batch);
+        for group in self.by_adapters(&generating) {
+            group.chunks(n_at_once).for_each(|group| self.step_together(group));
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        self.pace.stepped(seconds);
+        self.status.count(|totals| {
+            totals.step_seconds += seconds;
+            totals.predicted_seconds += n as f64 * seconds;
+        });
+    }
+
+    /// Groups slots whose tokens may share a batch: those with equal adapter scales.
+    pub(super) fn by_adapters(&self, slots: &[usize]) -> Vec<Vec<usize>> {
+        let mut groups: Vec<Vec<usize>> = Vec::new();
+        for &at in slots {
+            match groups.iter_mut().find(|group| self.slots[group[0]].lora == self.slots[at].lora) {
+                Some(group) => group.push(at),
+                None => groups.push(vec![at]),
+            }
+        }
+        groups
+    }
+
+    fn step_together(&mut self, group: &[usize]) {
+        // Making room for one slot may end others: collect the batch once all have room.
+        let group: Vec<usize> = group.iter().copied().filter(|at| self.make_room(*at)).collect();
+        let is_pending = |at: &usize| self.slots[*at].run.as_ref().is_some_and(|run| run.pending.is_some());
+        let members: Vec<usize> = group.into_iter().filter(is_pending).collect();
+        if members.is_empty() {
+            return;
+        }
+        self.session.set_adapters(&self.slots[members[0]].lora);
+        let before = self.traffic();
+        let (drafts, evaluated) = self.evaluate_drafts(&members);
+        match evaluated {
+            Ok(true) => {}
+            // The next step runs without the slot that gave way.
+            Ok(false) => return,
+            Err(error) => {
+                let _ = self.session.drop_drafts();
+                return self.failed(&members, error);
+            }
+        }
+        let n_evaluated = members.len() + drafts.iter().map(Vec::len).sum::<usize>();
+        let cost = self.traffic_since(&before);
+        self.status.count(|totals| totals.traffic.add(&cost, 1.0));
+        let mut entries =
+            members.iter().zip(&drafts).flat_map(|(at, drafts)| std::iter::repeat_n(*at, 1 + drafts.len()));
+        if !(0..n_evaluated).all(|index| entries.next().is_some_and(|at| self.is_finite(at, index, 1))) {
+            let _ = self.session.drop_drafts();
+            let again = self.purge(&members);
+            return again.iter().for_each(|at| self.step_together(&[*at]));
+        }
+        let mut first = 0;
+        for (&at, drafts) in members.iter().zip(&drafts) {
+            if let Some(run) = &mut self.slots[at].run {
+                run.traffic.add(&cost, (1 + drafts.len()) as f64 / n_evaluated as f64);
+                run.n_drafted += drafts.len();
+            }
+            let n_accepted = self.choose_along(at, first, drafts);
+            first += 1 + drafts.len();
+            if let Err(error) = self.session.accept(self.slots[at].sequence(), n_accepted) {
+                self.failed(&[at], error);
+                let _ = self.forget(at);
+            }
+            self.status.count(|totals| totals.drafts.add(drafts.len(), n_accepted));
+        }
+    }
+
+    /// Evaluates the pending tokens of slots and drafts after them, which are returned for each slot. The result is
+    /// that of [`Self::evaluate`].
+    fn evaluate_drafts(&mut self, members: &[usize]) -> (Vec<Vec<Token>>, Result<bool, EvalError>) {
+        let n_ctx = self.options.n_ctx;
+        let pending = |slot: &Slot| slot.run.as_ref().and_then(|run| run.pending).expect("members have a token");
+        let n_min = |slot: &Slot| slot.run.as_ref().and_then(|run| run.generate()).map_or(0, |own| own.drafting.n_min);
+        let wanted = |slot: &Slot| slot.run.as_ref().map_or(0, |run| run.n_drafts(slot.tokens.len(), n_ctx));
+        let slots: Vec<&Slot> = members.iter().map(|at| &self.slots[*at]).collect();
+        // Every slot has the same share of a batch that is still decoded, not read like a prompt.
+        let n_room = DECODE_TOKENS_MAX.min(self.options.n_batch).saturating_sub(slots.len());
+        let share = n_room / slots.iter().filter(|slot| wanted(slot) > 0).count().max(1);
+        let mut requests = Vec::new();
+        for slot in &slots {
+            requests.push(DraftRequest {
+                sequence: slot.sequence(),
+                tokens: &slot.tokens,
+                last: pending(slot),
+                position: slot.tokens.len() as i32,
+                n_max: wanted(slot).min(share),
+                n_min: n_min(slot),
+            });
+        }
+        let drafts = match self.session.draft(&requests) {
+            Ok(drafts) => drafts,
+            Err(EvalError::Interrupted) => return (Vec::new(), Err(EvalError::Interrupted)),
+            // The text goes on without them.
+            Err(_) => vec![Vec::new(); slots.len()],
+        };
+        let mut batch = Vec::new();
+        for (request, drafts) in requests.iter().zip(&drafts) {
+            let tokens = [request.last].into_iter().chain(drafts.iter().copied());
+            let sequence = request.sequence;
+            let entries = (request.position..).zip(tokens);
+            batch.extend(entries.map(|(position, token)| BatchToken { token, position, sequence, logits: true }));
+        }
+        if batch.len() > members.len() {
+            match self.session.evaluate(&batch) {
+                // No slot gives way for drafts.
+                Err(EvalError::ContextFull { .. }) => {}
+                other => return (drafts, other.map(|()| true)),
+            }
+            if let Err(error) = self.session.drop_drafts() {
+                return (drafts, Err(error));
+            }
+            let mut drafts = drafts.iter();
+            let mut n_left = 0;
+            batch.retain(|_| {
+                let is_first = n_left == 0;
+                n_left = if is_first { drafts.next().map_or(0, Vec::len) } else { n_left - 1 };
+                is_first
+            });
+        }
+        (vec![Vec::new(); members.len()], self.evaluate(&batch))
+    }
+
+    /// Chooses a slot's next tokens, from the logits at `first` on, as long as they are those of the drafts. Returns
+    /// the number of drafts that the slot's text has taken.
+    fn choose_along(&mut self, at: usize, first: usize, drafts: &[Token]) -> usize {
+        let mut n_accepted = 0;
+        loop {
+            let slot = &mut self.slots[at];
+            let Some(run) = slot.run.as_mut() else { return n_accepted };
+            slot.tokens.extend(run.pending.take());
+            run.traffic.tokens += 1.0;
+            self.choose(at, first + n_accepted);
+            let Some(run) = &mut self.slots[at].run else { return n_accepted };
+            if run.pending.is_none() || run.pending != drafts.get(n_accepted).copied() {
+                return n_accepted;
+            }
+            n_accepted += 1;
+            run.n_accepted += 1;
+        }
+    }
+
+    /// Evaluates a batch. If the context is full, other slots give way; false if one of those has a token in the
+    /// batch.
+    pub(super) fn evaluate(&mut self, batch: &[BatchToken]) -> Result<bool, EvalError> {
+        loop {
+            match self.session.evaluate(batch) {
+                Err(full @ EvalError::ContextFull { .. }) => match self.give_way(None, batch)? {
+                    None => return Err(full),
+                    Some(at) if batch.iter().any(|entry| entry.sequence == self.slots[at].sequence()) => {
+                        return Ok(false);
+                    }
+                    Some(_) => {}
+                },
+                other => return other.map(|()| true),
+            }
+        }
+    }
+
+    /// Fails the requests in the batch. The session has removed their tokens, or lost the whole context.
+    pub(super) fn failed(&mut self, members: &[usize], error: EvalError) {
+        let is_lost = matches!(error, EvalError::ContextLost(_) | EvalError::Interrupted);
+        // The context may not hold what the slot believes, as after a restored state with gaps.
+        let is_doubtful = matches!(error, EvalError::Decode(_));
+        let error = match error {
+            EvalError::ContextFull { .. } => ApiError::server("Context size has been exceeded."),
+            EvalError::Interrupted => ApiError::shutting_down(),
+            error => ApiError::server(error.to_string()),
+        };
+        for at in 0..self.slots.len() {
+            if is_lost {
+                self.slots[at].tokens.clear();
+            }
+            let is_doubtful = is_doubtful && members.contains(&at);
+            if is_doubtful {
+                self.fail_unless_again(at, error.clone());
+                let _ = self.forget(at);
+            } else if is_lost || members.contains(&at) {
+                self.fail(at, error.clone());
+            }
+        }
+    }
+
+    /// The session's traffic so far, of prompts and generated tokens.
+    pub(super) fn traffic(&self) -> PhaseStats {
+        let (prompt, decode) = self.session.phases();
+        prompt + decode
+    }
+
+    /// Traffic since `before`, without a count of tokens.
+    pub(super) fn traffic_since(&self, before: &PhaseStats) -> Traffic {
+        let now = self.traffic();
+        Traffic {
+            tokens: 0.0,
+            hits: (now.hits - before.hits) as f64,
+            misses: (now.misses - before.misses) as f64,
+            bytes_read: (now.bytes_read - before.bytes_read) as f64,
+            io_wait_ms: (now.io_wait_seconds - before.io_wait_seconds) * 1e3,
+            io_busy_ms: (now.io_busy_seconds - before.io_busy_seconds) * 1e3,
+        }
+    }
+
+    /// Ends a generation whose context is full.
+    pub(super) fn end_full(&mut self, at: usize) {
+        let Some(run) = self.slots[at].run.as_mut() else { return };
+        run.truncated = true;
+        let rest = run.text.finish();
+        self.finish(at, Stop::Limit, rest, 0);
+    }
+
+    /// Chooses a slot's next token from the logits at `index` and sends it.
+    pub(super) fn choose(&mut self, at: usize, index: usize) {
+        let (n_ctx, shifts) = (self.options.n_ctx, self.options.context_shift && self.session.can_move_tokens());
+        let slot = &mut self.slots[at];
+        let run = slot.run.as_mut().expect("it generates");
+        let Some(generate) = run.generate().cloned() else { return };
+        if generate.n_predict == Some(0) {
+            run.prompted.get_or_insert_with(Instant::now);
+            return self.finish(at, Stop::Limit, String::new(), 0);
+        }
+        let sampler = run.sampler.as_mut().expect("a generation has one");
+        if generate.end_reasoning.as_ref().is_some_and(EndReasoning::take) {
+            sampler.end_reasoning();
+        }
+        let token = match self.session.sample(sampler, index as i32) {
+            Ok(token) => token,
+            // The request's settings or grammar leave no candidate.
+            Err(error @ EvalError::Sampler(_)) => {
+                return self.fail(at, ApiError::invalid(error.to_string()));
+            }
+            Err(error) => return self.fail(at, ApiError::server(error.to_string())),
+        };
+        let now = Instant::now();
+        let prompted = *run.prompted.get_or_insert(now);
+        run.n_decoded += 1;
+        self.status.count(|totals| totals.predicted_tokens += 1);
+        let is_end = self.model.is_eog(token);
+        let is_spelled_out = generate.shows_special || sampler.preserved_tokens().contains(&token);
+        let bytes = if is_end && !is_spelled_out { Vec::new() } else { self.model.piece(token, is_spelled_out) };
+        let probabilities = probabilities(&self.model, sampler, token, &generate);
+        let piece = run.text.push(&bytes);
+        let is_late = generate.time_limit.is_some_and(|limit| run.text.has_new_line && now - prompted > limit);
+        let n_held = slot.tokens.len() + 1 + run.job.chunks.n_extra();
+        let is_full = !shifts && n_held >= n_ctx;
+        let stop = if let Some((word, n)) = piece.stop {
+            Some((Stop::Word(word), n))
+        } else if is_end {
+            Some((Stop::Eos, 0))
+        } else if generate.n_predict.is_some_and(|n| run.n_decoded >= n) || is_late || piece.is_outdented {
+            Some((Stop::Limit, 0))
+        } else if is_full {
+            run.truncated = true;
+            Some((Stop::Limit, 0))
+        } else {
+            None
+        };
+        let timings = run.timings();
+        let event = TokenEvent { text: piece.text, token, probabilities, n_decoded: run.n_decoded, timings };
+        let is_read = run.job.events.send(Event::Token(Box::new(event)));
+        run.pending = Some(token);
+        run.stage = Stage::Generating;
+        match stop {
+            Some((stop, n_swallowed)) => {
+                let rest = if matches!(stop, Stop::Word(_)) { String::new() } else { run.text.finish() };
+                self.finish(at, stop, rest, n_swallowed);
+            }
+            None if !is_read => {
+                slot.run = None;
+                self.freed(at);
+            }
+            None => {}
+        }
+    }
+
+    /// Finishes a prompt without tokens.
+    pub(super) fn finish_empty(&mut self, at: usize) {
+        match self.slots[at].run.as_ref().map(|run| &run.job.work) {
+            Some(Work::Generate(_)) => self.finish(at, Stop::Limit, String::new(), 0),
+            _ => self.fail(at, ApiError::invalid("the input has no tokens")),
+        }
+    }
+
+    /// Sends the end of a generation and frees its slot.
+    pub(super) fn finish(&mut self, at: usize, stop: Stop, rest: String, n_swallowed: usize) {
+        let slot = &mut self.slots[at];
+        let Some(run) = slot.run.take() else { return };
+        slot.last = Some(run.as_last());
+        let done = Done {
+            stop,
+            rest,
+            n_swallowed,
+            slot: slot.id,
+            n_prompt: run.job.prompt.len(),
+            n_decoded: run.n_decoded,
+            n_held: slot.tokens.len(),
+            truncated: run.truncated,
+            has_new_line: run.text.has_new_line,
+            timings: run.timings(),
+        };
+        self.freed(at);
+        self.publish();
+        let _ = run.job.events.send(Event::Done(Box::new(done)));
+    }
+}
+
+/// The candidates of the last choice, `token`; `None` if the request asked for none. Probabilities before sampling
+/// need a sampler that keeps logits.
+fn probabilities(model: &Model, sampler: &Sampler, token: Token, generate: &Generate) -> Option<Probabilities> {
+    if generate.n_probs == 0 {
+        return None;
+    }
+    let mut found = sampler.probabilities(generate.n_probs, generate.post_sampling_probs)?;
+    // A token forced by a grammar may be missing among the earlier candidates: it counts as certain.
+    if found.chosen == f32::NEG_INFINITY {
+        found.chosen = 0.0;
+    }
+    Some(Probabilities { is_post_sampling: generate.post_sampling_probs, ..spelled(model, token, found) })
+}
+
+/// The candidates for the place of `token`, with their texts.
+pub(super) fn spelled(model: &Model, token: Token, found: hobbit::engine::Probabilities) -> Probabilities {
+    let candidate = |token: Token, log: f32| Candidate { token, bytes: model.piece(token, true), log };
+    Probabilities {
+        chosen: candidate(token, found.chosen),
+        top: found.top.into_iter().map(|(token, log)| candidate(token, log)).collect(),
+        is_post_sampling: false,
+    }
+}
+
+/// Sends the progress of a prompt.
+pub(super) fn progress(slot: &Slot) {
+    let Some(run) = &slot.run else { return };
+    let progress = Progress {
+        total: run.job.prompt.len(),
+        cache: run.n_cached,
+        processed: run.n_prompt_done,
+        time_ms: run.began.elapsed().as_secs_f64() * 1e3,
+        timings: run.timings(),
+    };
+    let _ = run.job.events.send(Event::Progress(progress));
+}

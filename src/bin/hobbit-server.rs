@@ -1,5 +1,0 @@
-//! `hobbit-server`: an HTTP server compatible with llama.cpp's `llama-server` and OpenAI's interface.
-
-fn main() -> std::process::ExitCode {
-    hobbit_programs::server_main()
-}
