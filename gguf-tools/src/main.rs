@@ -7,6 +7,7 @@ mod inspect;
 mod pack;
 mod plan;
 mod profile;
+mod second_reader;
 mod shared;
 mod synth;
 mod verify;

@@ -1,7 +1,7 @@
 //! `gguf-tools verify`: checks that a file is complete and that its numbers are finite.
 //!
-//! Opening checks structure and extents; then llama.cpp's own check reads every block of every tensor, as
-//! `--check-tensors` does. Every byte of an expert pack must have its checksum.
+//! Opening checks structure and extents, and gguf-rs reads the header a second time; then llama.cpp's own check reads
+//! every block of every tensor, as `--check-tensors` does. Every byte of an expert pack must have its checksum.
 
 use std::io::{self, Write as _};
 use std::path::PathBuf;
@@ -12,6 +12,7 @@ use hobbit_core::pack::{self, Pack, PackKind};
 use hobbit_core::units::Bytes;
 use serde::Serialize;
 
+use crate::second_reader;
 use crate::shared::Bar;
 
 #[derive(Debug, clap::Args)]
@@ -37,7 +38,7 @@ struct Report {
     /// Layers with experts of a plain model.
     #[serde(skip_serializing_if = "Option::is_none")]
     expert_layers: Option<usize>,
-    notes: Vec<&'static str>,
+    notes: Vec<String>,
     faults: Vec<pack::Fault>,
     error: Option<String>,
 }
@@ -71,6 +72,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 impl Report {
     fn of_plain(gguf: &Gguf) -> anyhow::Result<Self> {
         let expert_layers = Some(gguf.experts()?.layers.len());
+        let not_read_twice = second_reader::compare(gguf)?.map(|why| format!("gguf-rs did not read the header: {why}"));
         let bytes = gguf.tensor_bytes();
         let mut bar = Bar::new()?;
         let mut progress = |part| bar.show("verifying", (f64::from(part) * bytes as f64) as u64, bytes).is_continue();
@@ -78,14 +80,14 @@ impl Report {
         drop(bar);
         checked.map_err(|error| anyhow!("{error}; fetch or quantise the model again"))?;
         let is_refused = gguf.files.len() == 1 && !gguf.is_contiguous;
-        let note = "tensors do not follow each other; llama.cpp itself refuses this file";
+        let note = "tensors do not follow each other; llama.cpp itself refuses this file".to_owned();
         Ok(Self {
             ok: true,
             files: gguf.files.iter().map(|f| f.path.clone()).collect(),
             tensors: gguf.tensors.len(),
             bytes,
             expert_layers,
-            notes: is_refused.then_some(note).into_iter().collect(),
+            notes: is_refused.then_some(note).into_iter().chain(not_read_twice).collect(),
             ..Self::default()
         })
     }
