@@ -14,6 +14,7 @@ cd "$tree"
 ./setup.sh
 target=${CARGO_TARGET_DIR:-$tree/target}
 cargo install --locked --path . --root "$prefix" --target-dir "$target" ${FEATURES:+--features "$FEATURES"}
+cargo install --locked --path server --root "$prefix" --target-dir "$target" ${FEATURES:+--features "$FEATURES"}
 cargo install --locked --path gguf-tools --root "$prefix" --target-dir "$target"
 programs="hobbit-cli hobbit-server hobbit-bench hobbit-sim hobbit-perplexity hobbit-rpc gguf-tools"
 # Without strip they are larger, and work as well. Stripping afterwards uses what the release profile has built.

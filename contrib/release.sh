@@ -57,8 +57,8 @@ tool cargo-cyclonedx 0.5.9
 tool cargo-deb 3.8.0
 PATH=$tools/bin:$PATH
 
-cargo build --release --locked --target "$target" --features dynamic-backends --bins
-cargo build --release --locked --target "$target" --features dynamic-backends -p gguf-tools
+cargo build --release --locked --target "$target" --features dynamic-backends --bins \
+  -p hobbit-programs -p hobbit-server -p gguf-tools
 built=$CARGO_TARGET_DIR/$target/release
 
 version=$(cargo metadata --no-deps --format-version 1 | sed 's/.*"name":"hobbit-programs","version":"\([^"]*\)".*/\1/')
@@ -75,7 +75,7 @@ done
 "${STRIP:-$([ "$target" = "$host" ] && echo strip || echo aarch64-linux-gnu-strip)}" --strip-unneeded "$stage"/*.so*
 cp models/demo.gguf models/README.md models/LICENSE-* "$stage/models/"
 cp README.md CHANGELOG.md LICENSE contrib/hobbit-server.service contrib/hobbit-server.env "$stage/"
-cargo about generate --locked contrib/notices.hbs -o "$stage/NOTICES.txt"
+cargo about generate --locked --workspace contrib/notices.hbs -o "$stage/NOTICES.txt"
 for program in $programs; do
   ${run:-} "$stage/$program" --man > "$stage/share/man/man1/$program.1"
   for shell in bash zsh fish; do
@@ -95,8 +95,12 @@ cargo deb --no-build --no-strip --locked --target "$target" --deb-version "$vers
   --output "$out/hobbit_${version}_$debian.deb"
 cargo cyclonedx --format json --target "$target" --features dynamic-backends --override-filename "$name.cdx" \
   --manifest-path Cargo.toml
-sed "s#path+file://$tree#path+file:///hobbit#g" "$name.cdx.json" > "$out/$name.cdx.json"
+# hobbit-server's parts have all parts of the programs among them.
+for package in server gguf-tools; do
+  sed "s#path+file://$tree#path+file:///hobbit#g" "$package/$name.cdx.json" > "$out/$name-$package.cdx.json"
+done
 find "$tree" -name "$name.cdx.json" -not -path "$out/*" -delete
 cd "$out"
-sha256sum "$name.tar.gz" "hobbit_${version}_$debian.deb" "$name.cdx.json" > "SHA256SUMS-${target%%-*}"
+sha256sum "$name.tar.gz" "hobbit_${version}_$debian.deb" "$name-server.cdx.json" "$name-gguf-tools.cdx.json" \
+  > "SHA256SUMS-${target%%-*}"
 cat "SHA256SUMS-${target%%-*}"

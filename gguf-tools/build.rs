@@ -1,7 +1,7 @@
-//! With dynamic backends the program looks for libraries beside itself.
+//! With dynamic backends the program looks for libraries beside itself. hobbit-server's build script, too.
 
 fn main() {
-    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-env-changed=CARGO_FEATURE_DYNAMIC_BACKENDS");
     if std::env::var_os("CARGO_FEATURE_DYNAMIC_BACKENDS").is_some() {
         match std::env::var("CARGO_CFG_TARGET_OS").as_deref() {
             Ok("windows") => {}
