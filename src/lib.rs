@@ -19,7 +19,7 @@
 //! Without the feature `engine` only the pure part is built, for its tests and for tools that need no model.
 
 // Without the engine the pure part is unused.
-#![cfg_attr(not(feature = "engine"), allow(dead_code))]
+#![cfg_attr(not(feature = "engine"), allow(dead_code, unused_imports))]
 // They panic if the reader has closed the pipe; see `output`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 

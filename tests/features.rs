@@ -37,7 +37,10 @@ fn built_from(package: &str, selection: &[&str]) -> Vec<String> {
 fn every_command_builds_llama_cpp_and_hobbit_with_the_same_features() {
     let [all, tools, server]: [&[&str]; 3] = [&["--workspace"], &["-p", "gguf-tools"], &["-p", "hobbit-server"]];
     let of_llama_cpp = [all, tools, server, &["-p", "lagging-device"], &["-p", "ggml-sys"]];
-    for (package, selections) in [("llama-cpp-sys-2", &of_llama_cpp[..]), ("hobbit", &of_llama_cpp[..3])] {
+    let of_programs = &of_llama_cpp[..3];
+    for (package, selections) in
+        [("llama-cpp-sys-2", &of_llama_cpp[..]), ("hobbit", of_programs), ("hobbit-common", of_programs)]
+    {
         let expected = built_from(package, &[]);
         for selection in selections {
             let other = built_from(package, selection);
