@@ -48,7 +48,6 @@ use tokio::runtime::Runtime;
 
 use adapters::Adapters;
 use app::{App, Loaded};
-use hobbit_common::manuals;
 use hobbit_common::{exit, signals};
 use hobbit_programs::args::{self, server::ServerArgs};
 use hobbit_programs::argv::{self, Note};

@@ -6,7 +6,7 @@ use clap::{Command, CommandFactory as _};
 use clap_complete::Shell;
 use hobbit_common::advice::{flag, idle_flags};
 use hobbit_common::manuals::{answer, manual, script};
-use hobbit_core::options::{CachingOptions, DeviceOptions, Idle, Parts, ModelOptions, PrecisionOptions, Prefetch};
+use hobbit_core::options::{CachingOptions, DeviceOptions, Idle, ModelOptions, Parts, PrecisionOptions, Prefetch};
 
 #[test]
 fn settings_have_the_flags_that_programs_declare() {

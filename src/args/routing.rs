@@ -8,9 +8,9 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 
 use super::{PrecisionArgs, number, strength};
-use hobbit_common::advice::{measure_mixes, spelled};
 use crate::argv::Switch;
 use hobbit::options::{ModelOptions, PrecisionMode, RoutingOptions, VirtualExperts, VirtualUpdate};
+use hobbit_common::advice::{measure_mixes, spelled};
 use hobbit_core::gguf::Gguf;
 use hobbit_core::pack::{MIXES_KEY, Pack};
 use hobbit_core::profile::{LossBound, Profile, ProfileError, beside, in_percent, mixes_of_json};

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
+use hobbit_common::advice::spelled;
 use hobbit_core::pack::slice_name;
 use hobbit_core::profile::{ChosenThresholds, Mixes, Profile, SliceTypes, Width};
 use hobbit_core::units::{Bytes, Percent};
-use hobbit_common::advice::spelled;
 
 /// Experts shown at either end.
 const SHOWN: usize = 5;

@@ -181,7 +181,7 @@ impl Lookahead {
         let chosen = tokens.used.as_ref().unwrap_or(&tokens.wanted);
         let used: Vec<Version> = step.versions().collect();
         self.prefetcher.estimates.observe_uses(step.n_hits, used.len() as u64);
-        self.prefetcher.settle(layer, chosen, &used, waited > 0);
+        self.prefetcher.settle(layer, chosen, &used);
         let Memory { cache, in_flight, layout, .. } = &mut *memory;
         let Self { predictor, prefetcher, governor, options, recall, .. } = self;
         let held = HostHoldings { cache, staging: &in_flight.staging, layout, shape: &options.shape, devices };
@@ -216,9 +216,6 @@ impl Lookahead {
             let order = memory.layout.load_order(version.expert.layer, &[]);
             if let Some(Acquired { slot, evicted }) = memory.cache.acquire_ahead(version) {
                 memory.takes(slot, version, evicted);
-                if let Some(evicted) = evicted {
-                    self.prefetcher.evicted(evicted);
-                }
                 memory.read_slots(LoadClass::Prefetch, &[(slot, version)], &order);
             } else if let Some(reads) = memory.in_flight.stage_ahead(version, &order, &memory.layout) {
                 memory.submit(LoadClass::Prefetch, reads);
@@ -301,10 +298,6 @@ impl Holdings for HostHoldings<'_> {
     fn bytes(&self, version: Version) -> Option<u64> {
         self.cache.pools().share_of(version)?;
         self.layout.bytes_missing(self.cache, version)
-    }
-
-    fn displaces(&self, version: Version) -> bool {
-        !self.cache.has_empty_slot(version)
     }
 
     fn n_used(&self, layer: u16) -> usize {

@@ -1,7 +1,5 @@
-//! The planner's statistics: how long things take, how often predictions come true, and how often an
-//! evicted expert is missed.
+//! The planner's statistics: how long things take, and how often predictions come true.
 
-use crate::expert::Version;
 use crate::load::balance::RunningMean;
 use crate::route::Demand;
 
@@ -10,14 +8,12 @@ use crate::route::Demand;
 pub struct Estimates {
     layer: RunningMean,
     byte: RunningMean,
-    hit_rate: f64,
     recent_hit_rate: f64,
 }
 
 impl Estimates {
-    /// Weight of one layer in the hit rate, and in the recent hit rate.
-    const WEIGHT: f64 = 1.0 / 256.0;
-    const RECENT_WEIGHT: f64 = 1.0 / 16.0;
+    /// Weight of one layer in the recent hit rate.
+    const WEIGHT: f64 = 1.0 / 16.0;
 
     /// Starts with the measured bandwidth of the link; a figure that is not positive is ignored.
     pub fn seeded(bytes_per_s: f64) -> Self {
@@ -40,14 +36,8 @@ impl Estimates {
     pub(crate) fn observe_uses(&mut self, n_hits: u64, n_used: u64) {
         if n_used > 0 {
             let share = n_hits.min(n_used) as f64 / n_used as f64;
-            self.hit_rate += (share - self.hit_rate) * Self::WEIGHT;
-            self.recent_hit_rate += (share - self.recent_hit_rate) * Self::RECENT_WEIGHT;
+            self.recent_hit_rate += (share - self.recent_hit_rate) * Self::WEIGHT;
         }
-    }
-
-    /// `0.0..=1.0`; 0 before the first observation.
-    pub const fn hit_rate(&self) -> f64 {
-        self.hit_rate
     }
 
     /// How much of the uses of the last few layers missed.
@@ -210,65 +200,9 @@ impl Odds {
     }
 }
 
-/// Cost of evicting a resident expert for a prefetch: the probability that it is missed before it would have been
-/// evicted anyway. The first expert of its layer that is read on demand would have taken its slot, so an expert that
-/// was not asked for by then was no loss.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Regret {
-    /// Evicted, and neither missed nor forgotten yet.
-    evicted: Vec<Version>,
-    missed: f64,
-    seen: f64,
-}
-
-impl Regret {
-    /// Cases that the prior counts as.
-    const PRIOR: f64 = 4.0;
-    /// At this many cases, the counts are halved.
-    const SEEN_MAX: f64 = 512.0;
-    /// Beyond this many, the one evicted first counts as no loss.
-    const EVICTED_MAX: usize = 1024;
-
-    pub(super) fn evicted(&mut self, version: Version) {
-        if self.evicted.len() >= Self::EVICTED_MAX {
-            self.evicted.remove(0);
-            self.count(false);
-        }
-        self.evicted.push(version);
-    }
-
-    /// A layer uses these versions. `reads`: some of them are read on demand.
-    pub(super) fn used(&mut self, layer: u16, used: &[Version], reads: bool) {
-        let mut evicted = std::mem::take(&mut self.evicted);
-        evicted.retain(|version| {
-            let is_here = version.expert.layer == layer;
-            let is_missed = is_here && used.contains(version);
-            if is_missed || is_here && reads {
-                self.count(is_missed);
-            }
-            !(is_missed || is_here && reads)
-        });
-        self.evicted = evicted;
-    }
-
-    /// The probability, `0.0..=1.0`, with `prior` as [`Regret::PRIOR`] further cases.
-    pub(super) fn chance(&self, prior: f64) -> f64 {
-        (self.missed + Self::PRIOR * prior) / (self.seen + Self::PRIOR)
-    }
-
-    fn count(&mut self, is_missed: bool) {
-        self.seen += 1.0;
-        self.missed += f64::from(u8::from(is_missed));
-        if self.seen >= Self::SEEN_MAX {
-            (self.seen, self.missed) = (self.seen / 2.0, self.missed / 2.0);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::expert::ExpertId;
 
     const HIGH: Option<Demand> = Some(Demand::High);
 
@@ -330,28 +264,5 @@ mod tests {
         assert_eq!((high(&Odds::default(), 1, f32::NAN), high(&Odds::default(), 1, 7.0)), (0.0, 1.0));
         let rates = [1.0, 0.9, 0.8, 0.6, 0.5, 0.0, f64::NAN].map(|rate| MissRate::of(rate) as usize);
         assert_eq!(rates, [0, 0, 1, 2, 3, 3, 3]);
-    }
-
-    #[test]
-    fn an_expert_asked_for_before_the_next_read_is_missed() {
-        let version = |layer, index| Version::high(ExpertId { layer, index });
-        let mut regret = Regret::default();
-        [version(1, 0), version(1, 1), version(2, 0)].into_iter().for_each(|own| regret.evicted(own));
-        regret.used(1, &[version(1, 5)], false);
-        assert_eq!(regret.chance(0.75), 0.75, "unknown while the layer reads nothing");
-        // One is asked for and has to be read: that read would have evicted the other.
-        regret.used(1, &[version(1, 1)], true);
-        assert_eq!(regret.chance(0.75), (1.0 + 3.0) / 6.0);
-        regret.used(2, &[version(2, 1)], true);
-        regret.used(2, &[version(2, 0)], true);
-        assert_eq!(regret.chance(0.75), 4.0 / 7.0, "each counts once");
-        for i in 0..4000u16 {
-            regret.evicted(version(1, i));
-            regret.used(1, &[version(1, i)], true);
-        }
-        assert!(regret.chance(0.0) > 0.98, "old counts fade");
-        (0..4000).for_each(|i| regret.evicted(version(1, i)));
-        assert_eq!(regret.evicted.len(), Regret::EVICTED_MAX);
-        assert!(regret.chance(1.0) < 0.1);
     }
 }

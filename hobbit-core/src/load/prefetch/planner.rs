@@ -2,9 +2,8 @@
 
 use smart_default::SmartDefault;
 
-use super::estimates::{Chances, Estimates, Guess, Odds, Presence, Regret};
+use super::estimates::{Chances, Estimates, Guess, Odds, Presence};
 use crate::expert::{ExpertId, Precision, Version};
-use crate::load::LoaderOptions;
 use crate::predict::{Ahead, Predicted, Predictor, PredictorKind, ahead};
 use crate::route::{Demand, Thresholds, resolve, unimportance};
 
@@ -19,19 +18,15 @@ pub struct PrefetchOptions {
     /// models.
     #[default(64)]
     pub outstanding_max: usize,
-    /// Minimum saving of a read, as a part of its time, for costs that no estimate knows. At 0 `learned` with
-    /// prefetching decoded 6 % slower than without on a model of long reads (memory-limited, the widened demo model),
-    /// at 0.1 3 %; runs differ by about as much.
-    #[default(0.1)]
-    pub saved_min: f64,
-    /// Bytes of a wrong guess that are in flight when its layer begins and cannot be withdrawn.
-    #[default(LoaderOptions::PREFETCH_BYTES)]
-    pub in_flight_bytes: u64,
+    /// Part of a read that must end before its layer begins. A wrong guess is withdrawn then, apart from what is in
+    /// flight.
+    #[default(0.25)]
+    pub in_time_min: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefetchRule {
-    /// As much as there is time for and is worth its risk; see the module.
+    /// The guesses that are more likely right than not, as many as there is time for; see the module.
     #[default]
     Timed,
     /// Every guess, whatever the time, and no predicted expert is evicted before its layer has run (HOBBIT, section
@@ -49,7 +44,7 @@ impl PrefetchRule {
     /// EdgeMoE preloads 1 to 3 experts per layer (section III-C1).
     const EDGEMOE: usize = 3;
 
-    /// The rule of the paper that has this predictor. No paper judges what a read is worth.
+    /// The rule of the paper that has this predictor.
     pub(crate) const fn of_paper(predictor: PredictorKind) -> Self {
         match predictor {
             PredictorKind::CrossLayer => Self::Budget,
@@ -67,11 +62,6 @@ pub trait Holdings {
     /// Bytes to read for a version; `None` if it does not exist or may not be used.
     fn bytes(&self, version: Version) -> Option<u64>;
 
-    /// Whether a version would evict a resident; assumed where it is unknown.
-    fn displaces(&self, _version: Version) -> bool {
-        true
-    }
-
     fn n_used(&self, layer: u16) -> usize;
 }
 
@@ -82,17 +72,11 @@ pub struct Link {
     pub elapsed_seconds: f64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
     pub version: Version,
     pub bytes: u64,
     pub distance: u8,
-    /// Seconds that its read takes; 0 where that is unknown.
-    pub load_seconds: f64,
-    /// Seconds until its layer begins, less what is read before it; 0 where that is unknown.
-    pub slack_seconds: f64,
-    /// Expected saved wait in seconds, see [`super`]; the score instead where no worth is judged.
-    pub saved: f64,
 }
 
 /// Counted since the planner was made. Measured times are in [`super::GovernorReport`].
@@ -129,7 +113,6 @@ pub struct Prefetcher {
     predicted: Vec<(ExpertId, Guess)>,
     /// Experts of the last plan that are not to be evicted.
     shielded: Vec<ExpertId>,
-    regret: Regret,
     pub counters: PrefetchCounters,
 }
 
@@ -149,7 +132,6 @@ impl Prefetcher {
             outstanding: Vec::new(),
             predicted: Vec::new(),
             shielded: Vec::new(),
-            regret: Regret::default(),
             counters: PrefetchCounters::default(),
         }
     }
@@ -161,15 +143,6 @@ impl Prefetcher {
             let candidates = self.weighed(predicted, holdings).into_iter();
             wanted.extend(candidates.filter(|own| own.missing().is_some()).map(|own| own.predicted));
         })
-    }
-
-    /// Predicted experts, each once, and the probability of a use in any precision, `0.0..=1.0`.
-    pub fn probabilities(&self, ahead: &Ahead, holdings: &dyn Holdings) -> Vec<(ExpertId, f32)> {
-        let probability = |own: Candidate| {
-            let Chances { high, low } = self.odds.chances(own.guess());
-            (own.predicted.expert, high + low)
-        };
-        self.candidates(ahead, holdings).into_iter().map(probability).collect()
     }
 
     /// The wanted experts to read now, in this order. They count as outstanding from now on.
@@ -194,11 +167,6 @@ impl Prefetcher {
         loads
     }
 
-    /// Whether guesses are read only if they are worth their risk.
-    pub fn judges(&self) -> bool {
-        self.options.rule == PrefetchRule::Timed
-    }
-
     /// Versions not to evict before their layer has run: the experts that the last plan shielded, and what is read
     /// ahead for layers that have not begun.
     ///
@@ -209,16 +177,14 @@ impl Prefetcher {
     }
 
     fn shield(&mut self, candidates: &[Candidate]) {
-        let is_likely = |own: &&Candidate| {
-            let Chances { high, low } = self.odds.chances(own.guess());
-            self.options.rule == PrefetchRule::All || high + low > 0.5
-        };
-        self.shielded.clear();
-        self.shielded.extend(candidates.iter().filter(is_likely).map(|own| own.predicted.expert));
+        let shields = |own: &&Candidate| self.options.rule == PrefetchRule::All || self.is_likely(own);
+        self.shielded = candidates.iter().filter(shields).map(|own| own.predicted.expert).collect();
     }
 
-    pub fn evicted(&mut self, version: Version) {
-        self.regret.evicted(version);
+    /// Whether the router is more likely to ask for the expert than not.
+    fn is_likely(&self, candidate: &Candidate) -> bool {
+        let Chances { high, low } = self.odds.chances(candidate.guess());
+        high + low > 0.5
     }
 
     pub fn landed(&mut self, version: Version) {
@@ -233,12 +199,6 @@ impl Prefetcher {
         self.counters.dropped += (before - self.outstanding.len()) as u64;
     }
 
-    /// Seconds of a wrong guess that can no longer be withdrawn when its layer begins.
-    fn stuck(&self, load: &Load) -> f64 {
-        let left = (load.load_seconds - load.slack_seconds).max(0.0);
-        self.estimates.load_seconds(self.options.in_flight_bytes).unwrap_or(0.0).min(left)
-    }
-
     /// A load of a plan was not carried out: there was no slot, the loader refused it, or its read failed.
     pub fn failed(&mut self, version: Version) {
         let before = self.outstanding.len();
@@ -247,11 +207,10 @@ impl Prefetcher {
     }
 
     /// The router of `layer` chose these experts, with their weights, for each token of a batch; `used` versions are
-    /// used. `waits`: others are read on demand now.
-    pub fn settle(&mut self, layer: u16, tokens: &[Vec<(u16, f32)>], used: &[Version], waits: bool) {
+    /// used.
+    pub fn settle(&mut self, layer: u16, tokens: &[Vec<(u16, f32)>], used: &[Version]) {
         let demands = self.demands(tokens);
         let asked = |index: u16| demands.iter().find(|(own, _)| *own == index).map(|(_, demand)| *demand);
-        self.regret.used(layer, used, waits);
         let odds = &mut self.odds;
         self.predicted.retain(|(expert, guess)| {
             let is_here = expert.layer == layer;
@@ -333,9 +292,7 @@ impl Prefetcher {
             let is_outstanding = versions.map(|version| self.is_outstanding(version));
             let is_resident = versions.map(|version| holdings.is_resident(version));
             let bytes = versions.map(|version| holdings.bytes(version));
-            let displaces = versions.map(|version| holdings.displaces(version));
-            let candidate =
-                |is_resident, presence| Candidate { predicted, worth, presence, is_resident, bytes, displaces };
+            let candidate = |is_resident, presence| Candidate { predicted, worth, presence, is_resident, bytes };
             // This planner's own reads do not count: without them the version would be missing.
             let before = [0, 1].map(|i| is_resident[i] && !is_outstanding[i]);
             let is_missing = candidate(before, Presence::Resident).missing().is_some();
@@ -390,37 +347,7 @@ impl Prefetcher {
         candidates
     }
 
-    /// The load of this version of a candidate with these chances if its read begins in `taken` seconds; `None` if it
-    /// does not pay.
-    fn load(
-        &self,
-        candidate: &Candidate,
-        chances: Chances,
-        precision: Precision,
-        layer_seconds: f64,
-        taken: f64,
-    ) -> Option<Load> {
-        let (version, bytes) = candidate.version(precision)?;
-        let distance = candidate.predicted.distance;
-        let slack_seconds = f64::from(distance) * layer_seconds - taken;
-        if slack_seconds <= 0.0 {
-            return None;
-        }
-        let load_seconds = self.estimates.load_seconds(bytes)?;
-        let spare = |asked| self.estimates.load_seconds(candidate.spared(asked, precision)).unwrap_or(0.0);
-        let left = (load_seconds - slack_seconds).max(0.0);
-        let spares = [spare(Demand::Low), spare(Demand::High)];
-        let load = Load { version, bytes, distance, load_seconds, slack_seconds, saved: 0.0 };
-        let stuck = self.stuck(&load);
-        let of = |chance: f32, spare: f64| f64::from(chance) * if spare > 0.0 { spare - left } else { -stuck };
-        let regret =
-            if candidate.displaces[precision.index()] { self.regret.chance(self.estimates.hit_rate()) } else { 0.0 };
-        let wrong = (1.0 - f64::from(chances.low) - f64::from(chances.high)).max(0.0);
-        let saved = of(chances.low, spares[0]) + of(chances.high, spares[1]) - wrong * (stuck + regret * load_seconds);
-        (slack_seconds > 0.0 && saved > self.options.saved_min * load_seconds).then_some(Load { saved, ..load })
-    }
-
-    /// Greedy: repeatedly the version that saves most in the remaining time.
+    /// The likely ones, best first, for which there is time.
     fn in_time(&self, candidates: Vec<Candidate>, link: Link, room: usize) -> Vec<Load> {
         let (Some(layer_seconds), Some(mut taken)) =
             (self.estimates.layer_seconds(), self.estimates.load_seconds(link.queued_bytes))
@@ -428,27 +355,16 @@ impl Prefetcher {
             return Vec::new();
         };
         taken += link.elapsed_seconds.max(0.0);
-        let with_chances = |candidate: Candidate| (self.odds.chances(candidate.guess()), candidate);
-        let mut candidates: Vec<_> = candidates.into_iter().map(with_chances).collect();
         let mut loads = Vec::new();
-        while loads.len() < room {
-            let mut best: Option<(usize, Load)> = None;
-            for (i, (chances, candidate)) in candidates.iter().enumerate() {
-                let [low, high] = [Precision::Low, Precision::High]
-                    .map(|precision| self.load(candidate, *chances, precision, layer_seconds, taken));
-                // Take the version that saves more per byte: the link may have better reads to do.
-                let per_second = |load: &Load| load.saved / load.load_seconds;
-                let load = match (low, high) {
-                    (Some(low), Some(high)) if per_second(&low) >= per_second(&high) => Some(low),
-                    (low, high) => high.or(low),
-                };
-                let is_better = |load: &Load| best.is_none_or(|(_, best)| load.saved > best.saved);
-                best = load.filter(is_better).map(|load| (i, load)).or(best);
+        for candidate in candidates.into_iter().filter(|own| self.is_likely(own)) {
+            let Some((version, bytes)) = candidate.missing() else { continue };
+            let Some(seconds) = self.estimates.load_seconds(bytes) else { continue };
+            let distance = candidate.predicted.distance;
+            let slack = f64::from(distance) * layer_seconds - taken;
+            if loads.len() < room && slack >= self.options.in_time_min * seconds {
+                taken += seconds;
+                loads.push(Load { version, bytes, distance });
             }
-            let Some((i, load)) = best else { break };
-            candidates.remove(i);
-            taken += load.load_seconds;
-            loads.push(load);
         }
         loads
     }
@@ -471,10 +387,7 @@ impl Prefetcher {
             let is_here = |load: &Load| load.version.expert.layer == layer;
             let outstanding = self.outstanding.iter().filter(|own| is_here(&own.load)).count();
             if loads.len() < room && outstanding + loads.iter().filter(|load| is_here(load)).count() < n(bytes) {
-                let Predicted { score, distance, .. } = candidate.predicted;
-                let (load_seconds, slack_seconds) = (0.0, 0.0);
-                let saved = f64::from(score);
-                loads.push(Load { version, bytes, distance, load_seconds, slack_seconds, saved });
+                loads.push(Load { version, bytes, distance: candidate.predicted.distance });
             }
         }
         loads
@@ -491,8 +404,6 @@ struct Candidate {
     is_resident: [bool; Precision::COUNT],
     /// `None` for versions that do not exist.
     bytes: [Option<u64>; Precision::COUNT],
-    /// As [`Holdings::displaces`].
-    displaces: [bool; Precision::COUNT],
 }
 
 impl Candidate {
@@ -501,32 +412,11 @@ impl Candidate {
         Guess { distance, score, worth: self.worth, presence: self.presence }
     }
 
-    /// The version to read if `asked` is demanded.
-    fn to_read(self, asked: Demand, is_resident: [bool; Precision::COUNT]) -> Option<Precision> {
-        let [has_high, has_low] = self.bytes.map(|bytes| bytes.is_some());
-        let wanted = resolve(asked, is_resident, has_low)?;
-        let precision = if has_high { wanted } else { Precision::Low };
-        (!is_resident[precision.index()]).then_some(precision)
-    }
-
-    /// Bytes that a demand of `asked` need not read once this version is resident.
-    fn spared(&self, asked: Demand, precision: Precision) -> u64 {
-        let mut with = self.is_resident;
-        with[precision.index()] = true;
-        let [before, after] = [self.is_resident, with].map(|is_resident| {
-            let precision = self.to_read(asked, is_resident);
-            precision.and_then(|precision| self.bytes[precision.index()]).unwrap_or(0)
-        });
-        before.saturating_sub(after)
-    }
-
     /// The version to read for the predicted weight, and its bytes.
     fn missing(&self) -> Option<(Version, u64)> {
-        self.version(self.to_read(self.worth, self.is_resident)?)
-    }
-
-    /// A version that is not resident, and its bytes.
-    fn version(&self, precision: Precision) -> Option<(Version, u64)> {
+        let [has_high, has_low] = self.bytes.map(|bytes| bytes.is_some());
+        let wanted = resolve(self.worth, self.is_resident, has_low)?;
+        let precision = if has_high { wanted } else { Precision::Low };
         let bytes = self.bytes[precision.index()].filter(|_| !self.is_resident[precision.index()])?;
         Some((Version { expert: self.predicted.expert, precision }, bytes))
     }

@@ -163,8 +163,13 @@ fn a_loss_bound_without_low_versions_frees_their_slots() {
         exact_bytes_per_token: 1000.0,
         mixes: Vec::new(),
     };
-    let bound =
-        LossBound { max_loss: 0.01, measured: vec![measured], file: "m.profile.json".into(), model: "m.gguf".into() };
+    let bound = LossBound {
+        max_loss: 0.01,
+        measured: vec![measured],
+        file: "m.profile.json".into(),
+        model: "m.gguf".into(),
+        name: str::to_owned,
+    };
     let with = |room| {
         let input = SetupInput { loss_bound: Some(&bound), ..input(room) };
         Setup::new(&input, catalog())

@@ -4,8 +4,8 @@
 //! Once a decoded layer and its own copies are submitted, the link is idle until the next router chooses. Predicted
 //! experts of the next layers that the host holds and the device lacks are copied in that time. A submitted copy cannot
 //! be withdrawn, and the next layer's misses queue behind it, so there are few at a time.
-//! [`hobbit_core::load::prefetch`] chooses them by probability and by the link's idle time ([`Idle`]); [`pays`] adds
-//! the cost of the eviction. `--prefetch all` copies every guess instead.
+//! [`hobbit_core::load::prefetch`] chooses them by probability and by the link's idle time ([`Idle`]). `--prefetch all`
+//! copies every guess instead.
 //!
 //! From its submission on, such a copy is treated like any other: the slot counts as filled, and a product that uses it
 //! waits for its event. Three things differ. It only takes slots that are not shielded. The host does not wait for it:
@@ -36,12 +36,8 @@ use hobbit_core::residency::{LayerStep, Lookahead, Selection, Slots};
 /// many in a layer.
 const OUTSTANDING_MAX: usize = 8;
 
-/// All bytes of a wrong guess count as in flight: a submitted copy cannot be withdrawn.
-const ALL_OF_IT: u64 = u64::MAX;
-
-/// Assumed probability that an expert evicted for a wrong prefetch would have been used while it could have stayed, and
-/// is copied again. A conservative estimate.
-const MISSED_AGAIN: f64 = 0.5;
+/// A submitted copy cannot be withdrawn: all of it must end before its layer begins.
+const IN_TIME_MIN: f64 = 1.0;
 
 /// Maximum versions that wait for a promotion: some layers' worth. The oldest ones give way.
 const WANTED_MAX: usize = 64;
@@ -81,8 +77,9 @@ struct Underway {
 impl UploadsAhead {
     fn new(options: Option<PrefetchOptions>) -> Self {
         let with_bounds = |options: PrefetchOptions| {
-            let outstanding_max = if options.rule == PrefetchRule::Timed { OUTSTANDING_MAX } else { options.outstanding_max };
-            PrefetchOptions { outstanding_max, in_flight_bytes: ALL_OF_IT, ..options }
+            let outstanding_max =
+                if options.rule == PrefetchRule::Timed { OUTSTANDING_MAX } else { options.outstanding_max };
+            PrefetchOptions { outstanding_max, in_time_min: IN_TIME_MIN, ..options }
         };
         let planner = options.map(|options| Prefetcher::new(with_bounds(options), Default::default()));
         let (underway, wanted) = (VecDeque::new(), VecDeque::new());
@@ -220,22 +217,15 @@ impl Tier {
     ) {
         let used: Vec<Version> = step.used.iter().map(|&used| step.version(used)).collect();
         self.counters.ahead_used += used.iter().filter(|used| planner.is_outstanding(**used)).count() as u64;
-        planner.settle(step.layer, &selection.tokens(), &used, false);
+        planner.settle(step.layer, &selection.tokens(), &used);
         let link = Link { queued_bytes, ..Link::default() };
         let Some((predictor, shape, distance_max)) = host.lookahead.as_mut().and_then(Lookahead::ask) else { return };
         let slots = host.memory.slots();
         let held = DeviceHoldings { host: slots, cache: &self.cache, shape };
         let mut found = planner.look_ahead(predictor, step.layer, distance_max, &held);
-        let probabilities = planner.probabilities(&found, &held);
         found.wanted.retain(|predicted| {
             let versions = [Version::high(predicted.expert), Version::low(predicted.expert)];
-            let on_host = versions.into_iter().find(|version| slots.cache.is_complete(*version));
-            let of_expert = probabilities.iter().find(|(expert, _)| *expert == predicted.expert);
-            let p = of_expert.map_or(0.0, |(_, probability)| f64::from(*probability));
-            let bytes = on_host.and_then(|version| held.bytes(version));
-            bytes.is_some_and(|bytes| {
-                !planner.judges() || pays(p, &planner.estimates, predicted.distance, bytes, queued_bytes)
-            })
+            versions.into_iter().any(|version| slots.cache.is_complete(version))
         });
         let loads = planner.plan(&found, link, &held);
         self.cache.shield(planner.shielded());
@@ -345,39 +335,10 @@ impl Tier {
     }
 }
 
-/// Whether a copy that is used with probability `p`, behind `queued` bytes, saves more than it risks. Adds the cost of
-/// the slot it takes to the costs that [`hobbit_core::load::prefetch`] counts.
-fn pays(p: f64, estimates: &Estimates, distance: u8, bytes: u64, queued: u64) -> bool {
-    let times = (estimates.layer_seconds(), estimates.load_seconds(bytes), estimates.load_seconds(queued));
-    let (Some(layer), Some(load), Some(before)) = times else { return false };
-    let slack = f64::from(distance) * layer - before;
-    p * load.min(slack) > (1.0 - p) * ((load - slack).max(0.0) + MISSED_AGAIN * load)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use hobbit_core::expert::ExpertId;
-
-    #[test]
-    fn the_longer_a_copy_the_surer_it_has_to_be() {
-        let mut estimates = Estimates::default();
-        assert!(!pays(1.0, &estimates, 1, 100, 0), "nothing is known");
-        estimates.observe_layer(1.0);
-        estimates.observe_load(100, 1.0);
-        for (p, distance, bytes, queued, expected) in [
-            (0.34, 1, 100, 0, true),
-            (0.33, 1, 100, 0, false),
-            (0.34, 1, 100, 10, false),
-            (0.34, 2, 100, 100, true),
-            // Takes four layers: saves one, or costs three and half a reload of the evicted expert.
-            (0.84, 1, 400, 0, true),
-            (0.83, 1, 400, 0, false),
-            (1.0, 1, 100, 100, false),
-        ] {
-            assert_eq!(pays(p, &estimates, distance, bytes, queued), expected, "{p} {distance} {bytes} {queued}");
-        }
-    }
 
     fn underway(first: u64, last: u64, layer: u16) -> Underway {
         let pins = vec![SlotId { pool: 0, index: last as u32 }];
