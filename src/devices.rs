@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_devices_can_do() {
+    fn device_listings_say_what_each_can_do() {
         let device = DeviceInfo {
             name: "CUDA0".into(),
             description: "d".into(),

@@ -74,7 +74,7 @@ impl Log {
         Ok(Self { verbosity, file, is_json: false })
     }
 
-    /// The same log with a JSON object in each line.
+    /// Writes each line as a JSON object.
     pub fn in_json(self, is_json: bool) -> Self {
         Self { is_json, ..self }
     }

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_follows_what_was_done() {
+    fn the_remaining_time_follows_from_the_progress() {
         let second = Duration::from_secs(1);
         assert_eq!(left(0, 100, second), None);
         assert_eq!(left(25, 100, second), Some(3 * second));

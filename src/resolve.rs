@@ -40,7 +40,7 @@ pub struct HiArgs {
     pub attached: Vec<PathBuf>,
     /// Tokens to generate at once; `None` until the model or the context ends.
     pub predict: Option<usize>,
-    /// The same for the demo model when it continues its own text.
+    /// `predict` of the demo model when it continues its own text.
     pub demo_predict: Option<usize>,
     /// Texts at which generation stops.
     pub stops: Vec<String>,

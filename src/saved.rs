@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_values_are_read_back() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("slot");
         let checkpoint = |n_tokens: usize, state: &[u8]| Checkpoint {
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_slot_is_left_alone() {
+    fn files_that_are_no_saved_sequence_stay_untouched() {
         let directory = tempfile::tempdir().unwrap();
         let (file, link) = (directory.path().join("file"), directory.path().join("link"));
         std::os::unix::fs::symlink(&file, &link).unwrap();

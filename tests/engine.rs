@@ -275,7 +275,7 @@ fn a_context_that_goes_back_forgets_what_followed() {
                 continue;
             }
             with_window.push(arch);
-            // llama.cpp rounds the window's cells up to 256; so many tokens more make it use all of them anew.
+            // llama.cpp rounds the window's cells up to 256; that many more tokens make it use all of them anew.
             let tokens: Vec<Token> = (0..window + 256 + 448).map(|at| at * 7919 % 509).collect();
             let tail: Vec<Token> = (0..32).collect();
             session.feed(&tokens).unwrap();

@@ -43,7 +43,7 @@ impl Bench {
         ran(self.command(args).output().unwrap())
     }
 
-    /// The same on the bundled text, in chunks of 64 tokens.
+    /// Runs on the bundled text, in chunks of 64 tokens.
     fn on_prose(&self, args: &[&str]) -> Ran {
         self.run(&[&["-f", &text("prose"), "-c", "64"], args].concat())
     }

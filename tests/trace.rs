@@ -137,7 +137,7 @@ fn fitted_weights_save_misses_and_their_run_is_replayed_too() {
             misses
         },
     );
-    // The fit promises so many for as many tokens.
+    // The fit's forecast for as many tokens.
     assert_eq!((400.0 * fitted.penalty).round() as u64, misses_of[0]);
     assert!(misses_of[0] < lru && misses_of[0] < misses_of[1], "{misses_of:?}, {lru} under LRU");
 
@@ -274,7 +274,7 @@ fn a_full_disk_ends_the_trace_not_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.trace");
     let expected = ran(traced(program(CLI), &dir.path().join("b.trace"), "128").output().unwrap()).expect(0);
-    // Files of this process end after so many blocks of 512 bytes, as on a full disk.
+    // Files of this process end after this many blocks of 512 bytes, as on a full disk.
     let limited = program_after("trap '' XFSZ; ulimit -f 64", CLI);
     let cut = ran(traced(limited, &path, "128").output().unwrap()).expect(0);
     assert_eq!(cut.stdout, expected.stdout, "the run goes on");

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_pipe_is_known_whoever_wrote() {
+    fn a_closed_pipe_is_known_in_every_wrapping() {
         let written = anyhow::Error::from(Closed.write(b"x").unwrap_err()).context("printing");
         let serialised = anyhow::Error::from(serde_json::to_writer(Closed, &[1, 2]).unwrap_err());
         let buffered = serde_json::to_writer(io::BufWriter::with_capacity(2, Closed), &[1, 2, 3]).unwrap_err();

@@ -186,7 +186,7 @@ fn curves(
     Ok(curves)
 }
 
-/// The same number of experts in each layer, within a budget.
+/// Gives each layer an equal number of experts, within a budget.
 fn even(curves: &[LayerCurve], budget: u64) -> Vec<u16> {
     let of = |n: u16| -> Vec<u16> { curves.iter().map(|curve| n.clamp(curve.least, curve.n_expert)).collect() };
     let most = curves.iter().map(|curve| curve.n_expert).max().unwrap_or(0);
@@ -197,7 +197,7 @@ fn even(curves: &[LayerCurve], budget: u64) -> Vec<u16> {
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Report { plan, curves, even_kl } = self;
-        writeln!(f, "layer  experts of all    KL alone: measured at so many experts")?;
+        writeln!(f, "layer  experts of all    KL alone: measured at these numbers of experts")?;
         for (own, curve) in plan.layers.iter().zip(*curves) {
             let points: Vec<String> = curve.points.iter().map(|(n, kl)| format!("{n}: {kl:.2e}")).collect();
             let expected = curve.kl(own.experts);

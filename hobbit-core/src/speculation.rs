@@ -22,7 +22,7 @@ const WINDOW_TOKENS: u64 = 256;
 const LOSS_MAX: f64 = 0.015;
 /// Steps after which a measured time counts half, and drafts after which an acceptance does.
 const HALF_LIFE: f64 = 32.0;
-/// The same of the number of experts that tokens miss now, which changes with the text, and of the pace.
+/// Half-lives of the number of missing experts, which changes with the text, and of the pace.
 const MISSING_HALF_LIFE: f64 = 4.0;
 const PACE_HALF_LIFE: f64 = 8.0;
 /// Steps after which a time counts half beside a new one of the same width.

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use crate::error::ApiError;
 use crate::lock;
 
-/// Memory is counted in units of so many bytes.
+/// Unit in which memory is counted, in bytes.
 const UNIT: usize = 16 << 10;
 
 /// Memory of all requests, as a multiple of the largest body. Prose takes 38 times its length, as [`cost`] counts:

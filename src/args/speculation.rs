@@ -73,7 +73,7 @@ impl SpeculationArgs {
             sources.extend(has_lookup.then_some(DraftSource::NgramCache));
             sources.extend(self.spec_draft_model.is_some().then_some(DraftSource::DraftSimple));
         }
-        // llama.cpp drafts so many with these layers, even where fewer are asked for.
+        // llama.cpp drafts this many tokens with these layers, even where fewer are asked for.
         let usual = if sources.contains(&DraftSource::DraftMtp) { 3 } else { 8 };
         let n_max = self.spec_draft_n_max.unwrap_or(usual);
         if sources.is_empty() || self.spec_type.contains(&Source(None)) || n_max == 0 {

@@ -165,7 +165,7 @@ fn with_devices(about: Record) -> Result<Record> {
     })
 }
 
-/// Samples the process each time so many tokens have been evaluated.
+/// Samples the process after each `every` tokens.
 struct Watch {
     began: Instant,
     every: u64,
@@ -276,7 +276,7 @@ fn of_plain(experts: &ExpertMap) -> (Vec<Extent>, u64) {
     (ranges.collect(), bytes / tensors.len().max(1) as u64)
 }
 
-/// The same for a pack, whose records have several slices each.
+/// Ranges and mean size of a pack's records, which have several slices each.
 fn of_pack(pack: &Pack) -> (Vec<Extent>, u64) {
     let records = pack.raw.tensors.iter().filter(|tensor| tensor.name.contains(".ffn_exps."));
     let versions: Vec<_> = pack.catalog.layers.iter().flat_map(|layer| &layer.high).collect();
@@ -302,7 +302,7 @@ mod tests {
         assert!(heap_bytes().is_none_or(|bytes| bytes > 0));
     }
 
-    /// The same slices, in any file.
+    /// A pack and a plain model have equal slices.
     #[test]
     fn packs_are_read_as_plain_models() {
         let dir = tempfile::tempdir().unwrap();

@@ -77,7 +77,7 @@ fn overlap(report: &Report) -> f64 {
     report.copy_busy + report.compute_busy - report.host_time
 }
 
-/// The same in copies of a slice where these are as fast as products, rounded.
+/// The overlap in copies of a slice, rounded, where copies are as fast as products.
 fn overlap_of_slices(report: &Report) -> i64 {
     (overlap(report) * COMPUTE / SLICE_BYTES).round() as i64
 }

@@ -79,10 +79,10 @@ fn learn_paths(reference: &Reference) -> Result<PathBuf> {
     let seen = Arc::clone(&batches);
     let observer: RouterObserver = Box::new(move |choice| {
         let experts = choice.experts.iter().map(|&id| id as u16);
-        seen.lock().expect("nobody panics").layer(choice.layer, choice.n_expert_used, experts);
+        seen.lock().expect("no thread panics").layer(choice.layer, choice.n_expert_used, experts);
     });
     reference.case.run(&mut model.session_observed(&reference.case.options, observer)?)?;
-    let table = batches.lock().expect("nobody panics").build();
+    let table = batches.lock().expect("no thread panics").build();
     ensure!(table.n_tokens() > 0, "no router was seen");
     let path = reference.dir.path().join("model.paths");
     write_path_table(&path, &table)?;

@@ -54,7 +54,7 @@ pub fn choice(scores: &[f32]) -> (Vec<u16>, Vec<f32>) {
     (best, weights)
 }
 
-/// Batches of so many tokens, as a run with the stacked gate would record them.
+/// Batches of `n_tokens` tokens, as a run with the stacked gate would record them.
 pub fn recording(n_batches: usize, n_tokens: usize, seed: u32) -> Recording {
     let layer = |layer| Layer {
         layer,

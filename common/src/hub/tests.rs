@@ -26,7 +26,7 @@ struct Memory {
     pauses: RefCell<Vec<u64>>,
     /// Called instead of a pause.
     instead: RefCell<Option<Box<dyn FnOnce()>>>,
-    /// After so many questions about it the disk is full.
+    /// Questions about it after which the disk is full.
     fills_up_after: Cell<Option<u32>>,
     has_left: Cell<bool>,
     /// Seconds that pass before each look at the clock.
@@ -555,7 +555,7 @@ fn two_processes_do_not_write_at_once() {
 }
 
 #[test]
-fn a_download_stops_when_nobody_wants_it_and_goes_on_later() {
+fn an_abandoned_download_stops_and_resumes_later() {
     let bytes = model(1, 700_000);
     let server = plain(&[("m.gguf", bytes.clone())]);
     let rig = rig(&server);

@@ -118,7 +118,7 @@ impl Run {
         Ok(runner)
     }
 
-    /// The same with the requested cache size.
+    /// Opens the model with the requested cache size, to count misses.
     fn open_for_misses(&self, low: Option<&LowVersions>) -> anyhow::Result<Runner> {
         let runner = self.open(low, self.expert_cache)?;
         let (plan, precision) = (runner.session.plan(), runner.session.precision());

@@ -98,7 +98,7 @@ impl Runner {
         losses
     }
 
-    /// The same, where `change` applies a set to the model; an empty set changes nothing.
+    /// Each set's loss; `change` applies a set to the model, and an empty set changes nothing.
     pub fn losses_of(
         &mut self,
         text: &Text,

@@ -62,7 +62,7 @@ fn a_share_of_no_slots_gives_none() {
 }
 
 #[test]
-fn for_a_guess_nobody_leaves_who_is_shielded() {
+fn guesses_evict_no_shielded_expert() {
     let mut cache = lru(vec![pool(0..2, 8, 4)]);
     cache.shield([high(0, 0)].into_iter());
     assert_eq!(cache.acquire_ahead(high(0, 0)).unwrap().evicted, None);

@@ -82,7 +82,7 @@ impl Expectation {
         Self::among(&TRAINED, n_expert)
     }
 
-    /// The same for models with random weights.
+    /// Hit rates of models with random weights.
     pub fn untrained(n_expert: u16) -> Self {
         Self::among(&UNTRAINED, n_expert)
     }

@@ -235,12 +235,12 @@ impl Rooms {
         with_room.sum::<u64>() as f64 / all.max(1) as f64
     }
 
-    /// The same of the host alone, during a prompt.
+    /// Share of the experts in host memory during a prompt.
     fn prompt_share(&self) -> f64 {
         self.plan.as_ref().map_or(1.0, MemoryPlan::cache_share)
     }
 
-    /// The same of the GPU alone.
+    /// Share of the experts in GPU memory.
     fn device_share(&self, shape: &Shape) -> f64 {
         Self { slots: vec![0; self.slots.len()], ..self.clone() }.share(shape)
     }

@@ -115,7 +115,7 @@ fn more_of_anything_is_never_slower() {
 }
 
 #[test]
-fn what_fits_reads_nothing() {
+fn a_model_that_fits_reads_nothing() {
     let shape = shape(4, 16, 2);
     let forecast = forecast(&shape, &host(8 * GIB), &TASK, &Expectation::of(16)).unwrap();
     assert!(forecast.is_passthrough && forecast.plan.is_none());
@@ -262,7 +262,7 @@ fn curves_of_the_demo_model_are_the_recorded_ones() {
 }
 
 #[test]
-fn what_was_not_recorded_is_interpolated() {
+fn unrecorded_points_are_interpolated() {
     let [eight, between, many] = [8, 32, 128].map(|n| Expectation::of(n).expected.hit(0.25));
     assert!((eight - (0.3651 + 0.4392 + 0.3989) / 3.0).abs() < 1e-9, "{eight}");
     assert!((between - (eight + many) / 2.0).abs() < 1e-9, "{between}");
@@ -271,7 +271,7 @@ fn what_was_not_recorded_is_interpolated() {
 
 /// Time and memory do not grow with the model: 61 layers of 384 experts, 8 used.
 #[test]
-fn what_is_simulated_is_bounded() {
+fn the_simulation_is_bounded() {
     for (n_layers, n_used) in [(1, 1), (61, 8), (512, 64), (u64::from(u16::MAX), 512)] {
         let uses = n_layers * n_used;
         assert!(tokens_simulated(uses) * uses <= USES_SIMULATED.max(8 * uses), "{uses}");

@@ -30,7 +30,7 @@ pub struct LoraSummary {
     pub bytes: u64,
     /// The most elements of a row that its products add to the graph: rank, and twice as many as a weight puts out.
     pub row_elements: u64,
-    /// The same of the output weights, which few rows of a batch come to.
+    /// `row_elements` of the output weights, which multiply few rows of a batch.
     pub output_row_elements: u64,
     /// An expert tensor that it changes.
     pub of_experts: Option<String>,

@@ -143,7 +143,7 @@ impl ExpertClass {
         Self::laid_out(slices, |bytes| bytes.checked_next_multiple_of(BLOCK_BYTES))
     }
 
-    /// Slices one after the other; `region` is the bytes that one of so many takes.
+    /// Slices one after the other; `region` gives the bytes that a slice of some length takes.
     fn laid_out(
         slices: impl IntoIterator<Item = (SliceKind, GgmlType, u64, u64)>,
         region: impl Fn(u64) -> Option<u64>,
@@ -261,8 +261,8 @@ impl Catalog {
         self.layers.iter_mut().for_each(|layer| layer.low.iter_mut().for_each(|low| *low = None));
     }
 
-    /// Adds a block of room behind each slice that needs `padding`: kernels of devices read so many bytes after it. Its
-    /// version is no longer read at once, as records are laid out without that room.
+    /// Adds a block of room behind each slice that needs `padding`: kernels of devices read that many bytes after it.
+    /// Its version is no longer read at once, as records are laid out without that room.
     pub fn make_room(&mut self, padding: impl Fn(&SliceShape) -> u64) {
         for class in &mut self.classes {
             class.stride = 0;
@@ -331,7 +331,7 @@ impl Catalog {
         self.versions_of(precision).map(|version| self.classes[usize::from(version.class)].bytes()).sum()
     }
 
-    /// The same in files: of what two versions share, for both.
+    /// Bytes read from files for all versions of a precision; bytes that two versions share count for both.
     pub fn read_bytes(&self, precision: Precision) -> u64 {
         self.versions_of(precision).map(VersionSource::bytes).sum()
     }

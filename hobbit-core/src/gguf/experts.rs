@@ -20,7 +20,7 @@ pub struct LayerExperts {
     pub tensors: Vec<ExpertTensor>,
 }
 
-/// The same matrix of all experts of a layer, `[ne0, ne1, n_expert]`.
+/// One matrix (gate, up or down) of all experts of a layer, `[ne0, ne1, n_expert]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertTensor {
     pub kind: SliceKind,

@@ -86,7 +86,7 @@ pub struct Gguf {
 struct Views {
     /// The file that the header describes.
     stored: VirtualGguf,
-    /// The same as llama.cpp accepts it.
+    /// The file in the form that llama.cpp accepts.
     shown: VirtualGguf,
 }
 

@@ -15,7 +15,7 @@ pub struct Segment {
     pub start: u64,
     /// Length in bytes; never 0.
     pub len: u64,
-    /// The same bytes in a source file; `None` where no file has them in one piece: the experts of a pack.
+    /// Where a source file has these bytes; `None` where no file has them in one piece: the experts of a pack.
     pub source: Option<Extent>,
     /// Loading leaves the bytes in the file: they are an expert weight tensor's, or a table's that is read by row.
     pub in_file: bool,
@@ -154,13 +154,13 @@ fn segments_of(shows: &[TensorInfo], sources: &[TensorInfo]) -> impl Iterator<It
 }
 
 impl VirtualGguf {
-    /// The same file with its experts absent.
+    /// Makes the experts absent.
     pub fn without_experts(mut self) -> Self {
         self.segments.iter_mut().filter(|s| s.in_file).for_each(|s| s.source = None);
         self
     }
 
-    /// The same file; loading leaves these tensors in it, by their index, as it does experts.
+    /// Loading then leaves these tensors (by index) in the file, as it leaves experts.
     pub fn leaving(mut self, is_left: impl Fn(u32, bool) -> bool) -> Self {
         self.segments.iter_mut().for_each(|s| s.in_file = s.tensor.is_some_and(|tensor| is_left(tensor, s.in_file)));
         self

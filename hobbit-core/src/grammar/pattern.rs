@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_grammar_expresses_is_refused() {
+    fn patterns_without_a_grammar_are_refused() {
         for (pattern, reason) in [
             ("^(?=a)b$", "look-around"),
             (r"^(a)\1$", "references to groups"),

@@ -185,7 +185,7 @@ impl Rules {
         self.root
     }
 
-    /// Whether a rule begins with itself, as far as llama.cpp looks: past rules that may be nothing in so many words.
+    /// Whether a rule begins with itself, as far as llama.cpp looks: past rules with an explicit empty alternative.
     fn has_left_recursion(&self) -> bool {
         let may_be_empty: Vec<bool> =
             self.ways.iter().map(|ways| ways.iter().any(|way| self.symbol(*way) == Symbol::End)).collect();

@@ -174,7 +174,7 @@ fn prefetches_start_when_nothing_is_waited_for_and_few_at_a_time() {
 }
 
 #[test]
-fn what_waits_is_bounded_and_the_rest_is_refused() {
+fn the_queue_is_bounded_and_refuses_further_reads() {
     let options = LoaderOptions {
         max_in_flight_requests: 1,
         max_waiting_on_demand: 3,
@@ -228,7 +228,7 @@ fn requests_and_bytes_in_flight_are_bounded() {
 }
 
 #[test]
-fn what_has_not_started_can_be_withdrawn() {
+fn a_waiting_read_can_be_withdrawn() {
     let (loader, store) = manual(1, u64::MAX);
     submit(&loader, LoadClass::ReadAhead, requests(0..8));
     submit(&loader, LoadClass::Upgrade, requests(20..24));
@@ -244,13 +244,13 @@ fn what_has_not_started_can_be_withdrawn() {
 
 #[test]
 #[should_panic = "a product waits"]
-fn what_a_product_waits_for_cannot_be_withdrawn() {
+fn a_read_that_a_product_waits_for_cannot_be_withdrawn() {
     let (loader, _store) = manual(1, u64::MAX);
     loader.withdraw(LoadClass::OnDemandLow, |_| true);
 }
 
 #[test]
-fn what_has_not_started_can_become_urgent() {
+fn a_waiting_read_can_become_urgent() {
     let (loader, store) = manual(1, u64::MAX);
     submit(&loader, LoadClass::ReadAhead, requests(0..8));
     submit(&loader, LoadClass::Upgrade, requests(20..24));
@@ -289,7 +289,7 @@ fn a_store_that_answers_at_once_does_not_recurse() {
 }
 
 #[test]
-fn waiting_for_nothing_is_an_error_not_a_hang() {
+fn waiting_without_a_read_is_an_error() {
     let (loader, store) = manual(1, u64::MAX);
     assert!(loader.wait().is_none());
     submit(&loader, LoadClass::OnDemandHigh, requests([1]));

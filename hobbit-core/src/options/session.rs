@@ -49,7 +49,7 @@ pub struct SessionOptions {
     /// Copies of a sequence's state to go back to, where the model's memory cannot be rewound: at most so many for each
     /// sequence; 0 for none. Prompts are then evaluated in pieces that end where they are taken.
     pub checkpoints: u32,
-    /// Take one every so many tokens of a long prompt, too.
+    /// Interval of copies within a long prompt, in tokens.
     #[default(8192)]
     pub checkpoint_step: u32,
     /// Tokens of the last batch that a recurrent state can go back, for drafts. Each takes memory as large as the

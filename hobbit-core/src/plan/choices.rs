@@ -72,7 +72,7 @@ impl RunMode {
         }
     }
 
-    /// The same from bounds; `None` if the needs between them decide.
+    /// The run mode for needs between two bounds; `None` if the bounds have different modes.
     pub fn within(least: &Needs, most: &Needs, room: Room) -> Option<Self> {
         let run_mode = Self::of(least, room);
         (run_mode == Self::of(most, room)).then_some(run_mode)
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_decides() {
+    fn the_mode_follows_from_the_room() {
         let needs = needs(512, 400); // 573 MiB with page tables
         for (mib, expected) in [
             (572, RunMode::Seam),

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_llama_cpp_is_told() {
+    fn llama_cpp_is_told_the_layers_of_the_device() {
         let split = |tensor_split: &[f32], free: &[u64]| layer_devices(3, -1, tensor_split, free).1;
         assert_eq!(split(&[3.0, 1.0], &[1, 1]), [3.0, 1.0]);
         assert_eq!(split(&[3.0, 1.0, 5.0], &[1, 1]), [3.0, 1.0]);

@@ -241,7 +241,7 @@ impl<'a> Experts<'a> {
         self.slots_with(cache, self.low_part(cache))
     }
 
-    /// The same, with `low` bytes of them for low versions.
+    /// The slots of a cache that gives `low` of its bytes to low versions.
     fn slots_with(&self, cache: u64, low: u64) -> Vec<PoolPlan> {
         let low_slots = self.slots_within(Precision::Low, low);
         let high_slots = self.slots_within(Precision::High, cache - self.bytes_of_slots(&low_slots));

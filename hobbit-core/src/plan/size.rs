@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused_with_an_example() {
+    fn malformed_sizes_are_refused_with_an_example() {
         for text in ["", "-1", "-1G", "G", "1X", "99999999999T", "NaN", "nan%", "101%", "-3%", "%", "inf%"] {
             assert!(text.parse::<Budget>().is_err(), "{text}");
             assert!(text.parse::<ExpertCache>().is_err(), "{text}");

@@ -145,7 +145,7 @@ impl GateStack {
         all
     }
 
-    /// The same for one layer, from logits that its router has computed, with its bias: `[n_tokens][n_expert]`. Empty
+    /// Scores of one layer, from logits that its router has computed, with its bias: `[n_tokens][n_expert]`. Empty
     /// for an unknown router.
     pub fn scores_of_logits(&self, layer: u16, logits: &[f32]) -> Vec<f32> {
         let Some(gate) = self.gates.get(&layer) else { return Vec::new() };

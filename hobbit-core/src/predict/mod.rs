@@ -246,7 +246,7 @@ impl Lanes {
         self.running().for_each(|lane| lane.begin_token());
     }
 
-    /// The running layer has so many tokens: a batch may come in parts.
+    /// Sets the running layer's number of tokens: a batch may come in parts.
     pub(crate) fn set_width(&mut self, n_tokens: usize) {
         self.n_tokens = n_tokens.max(1);
         while self.lanes.len() < self.n_tokens {

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told() {
+    fn errors_say_what_is_wrong() {
         for (own, other, part) in [
             ("hobbit-plan", "plan", "format is 'plan'"),
             ("\"version\": 1", "\"version\": 2", "version 2"),

@@ -15,7 +15,7 @@ use crate::gguf::{ExpertMap, GgmlType};
 pub enum Goal {
     /// Save as much as costs at most this relative increase of perplexity (predicted); 0.02 is two percent.
     MaxLoss(f64),
-    /// The same with EdgeMoE's bounds: each expert gets one of two neighbouring widths. Measured with every expert at
+    /// `MaxLoss` with EdgeMoE's bounds: each expert gets one of two neighbouring widths. Measured with every expert at
     /// the wider one, the model is within the loss, at the narrower one beyond it.
     Bounded(f64),
     /// Lose as little as a file of at most `bytes` allows; `other` of them are no high-precision expert records:

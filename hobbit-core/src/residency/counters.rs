@@ -59,7 +59,7 @@ impl Counts {
         *(if hit { &mut self.all.hits } else { &mut self.all.misses }) += 1;
     }
 
-    /// So many uses in a precision; `None`: they were left out.
+    /// Counts uses in a precision; `None`: they were left out.
     pub(super) fn used(&mut self, layer: u16, precision: Option<Precision>, n_uses: u64) {
         self.all.used.count(precision, n_uses);
         self.by_layer[usize::from(layer)].used.count(precision, n_uses);

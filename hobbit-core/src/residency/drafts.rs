@@ -44,7 +44,7 @@ impl Drafts {
         self.held.clear();
     }
 
-    /// Tokens that are no drafts, of so many in the batch.
+    /// Tokens that are no drafts in a batch of `n_tokens`.
     pub fn n_certain(&self, n_tokens: u32) -> u32 {
         n_tokens.saturating_sub(self.is_draft.iter().filter(|is_draft| **is_draft).count() as u32)
     }

@@ -15,7 +15,7 @@ use crate::load::LoadClass;
 /// the first product need not wait for the last slice: at 5 MiB one read is 10 % slower than three.
 const RECORD_BYTES_MAX: u64 = 2 << 20;
 
-/// The same where at most [`FEW_READS`] versions are read: slice by slice would be no earlier.
+/// Longest record read at once where at most [`FEW_READS`] versions are read: slices would not arrive earlier.
 const RECORD_BYTES_MAX_OF_FEW: u64 = 8 << 20;
 const FEW_READS: usize = 2;
 
@@ -83,7 +83,7 @@ impl<R: Reads> InFlight<R> {
 
     // Tickets
 
-    /// A read of so many bytes, with a ticket that no outstanding read has. `held`: see [`Read::held`].
+    /// Adds a read of `bytes` bytes, with a ticket that no outstanding read has. `held`: see [`Read::held`].
     fn read(&mut self, class: LoadClass, target: Target, bytes: u64, held: Option<SlotId>) -> Read {
         let is_free = |ticket: &usize| self.asked[*ticket].is_none();
         let ticket = match (self.last_ticket..self.asked.len()).chain(0..self.last_ticket).find(is_free) {

@@ -106,7 +106,8 @@ impl Latency {
         }
     }
 
-    /// A single token took so many seconds. What is no time was not measured: the token counts, its time does not.
+    /// Records the time of a single token, in seconds. An invalid time was not measured: the token counts, its time does
+    /// not.
     pub fn end_token(&mut self, seconds: f64) {
         let is_measured = seconds.is_finite() && seconds > 0.0;
         match &mut self.state {

@@ -26,7 +26,7 @@ pub(super) struct Manual {
     pub(super) slots: HashMap<(SlotId, SliceKind), Version>,
     /// Contents of staging slots.
     pub(super) staged: HashMap<usize, SliceId>,
-    /// So many of the next reads find no room.
+    /// Number of next reads that find no room.
     pub(super) refuses: usize,
     /// The reads that [`Reads::wait`] lands next: positions among the expected ones, and whether they fail.
     pub(super) script: Vec<(usize, bool)>,

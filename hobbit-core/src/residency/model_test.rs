@@ -27,19 +27,19 @@ enum Call {
         tokens: Vec<Vec<u16>>,
         how: How,
     },
-    /// A read at this position lands before anybody asks.
+    /// A read at this position lands before it is asked for.
     Land {
         position: usize,
         fails: bool,
     },
-    /// So many of the next reads find no room.
+    /// Number of next reads that find no room.
     Refuse(usize),
     /// The token, or the prompt, is over.
     EndBatch(u32),
     BeginSequence,
     /// No layer runs for a while.
     Idle,
-    /// A layer's shares get so many slots.
+    /// A layer's shares are resized.
     Resize {
         layer: u16,
         n_slots: u32,
@@ -54,7 +54,7 @@ enum How {
     Whole,
     /// Gate and up, then down. The other session may have a layer in between.
     InTwo,
-    /// Given up after so many products.
+    /// Given up after this many products.
     GivenUp(usize),
     /// A device keeps the slots pinned.
     Held,
@@ -234,7 +234,7 @@ impl Model {
         (used, hits)
     }
 
-    /// Multiplies, at most so many slices. `false` when it was given up, or a read failed.
+    /// Multiplies at most `most` slices. `false`: it was given up, or a read failed.
     fn products(&mut self, step: &LayerStep, kinds: &[SliceKind], most: usize) -> bool {
         let slices: Vec<(SliceId, Used)> = kinds
             .iter()

@@ -22,7 +22,7 @@ pub struct NeededExpert {
 
 /// Sees events, and changes none.
 pub trait Observer {
-    /// Whether anybody looks: otherwise what only an observer wants to know is not worked out.
+    /// False: skip work that only an observer needs.
     fn is_watching(&self) -> bool {
         true
     }

@@ -131,7 +131,11 @@ mod tests {
         let tokens = [[(0, 0.7), (1, 0.3)], [(2, 0.95), (3, 0.05)], [(4, 0.8), (1, 0.2)], [(1, 0.9), (5, 0.1)]];
         let all_low = &mut dynamic(0.6, 0.9, Some(1.0));
         assert_eq!(demands(all_low, &tokens[..2]), [High, Low, High, Skip, Skip, Skip, Skip, Skip]);
-        assert_eq!(demands(all_low, &tokens), [High, High, High, Skip, High, Low, Skip, Skip], "1 is somebody's first");
+        assert_eq!(
+            demands(all_low, &tokens),
+            [High, High, High, Skip, High, Low, Skip, Skip],
+            "expert 1 is some token's first choice"
+        );
         let eight = [tokens, tokens].concat();
         assert_eq!(demands(all_low, &eight), demands(all_low, &tokens));
     }
@@ -145,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_lowers_the_least_popular_but_nobodys_first() {
+    fn a_prompt_lowers_the_least_popular_but_no_tokens_first_choice() {
         // By popularity: 0 and 1 (6), 4 and 5 (2), 2 and 3 (1). A half of six are three.
         let lowered = demands(&mut dynamic(0.6, 0.9, Some(0.5)), &prompt());
         assert_eq!(lowered, [High, High, High, Low, High, Low, Skip, Skip]);
@@ -158,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_weighs_little_is_dropped_where_it_is_missing() {
+    fn missing_experts_of_little_weight_are_dropped() {
         let tokens = [[(0, 0.7), (1, 0.3)], [(1, 0.95), (3, 0.05)]];
         let mut exact = Precisions::new(PrecisionMode::Exact, Thresholds { t1: 0.6, t2: 0.9 }, Default::default());
         assert_eq!(demands(&mut exact, &tokens), [High; 8]);
@@ -183,7 +187,11 @@ mod tests {
         let fate = &mut dynamic(1.0, 1.0, Some(0.25));
         assert_eq!(demands(fate, &prompt()), [High, High, High, Low, High, High, Skip, Skip]);
         let half = demands(&mut dynamic(1.0, 1.0, Some(0.5)), &prompt());
-        assert_eq!(half[..6], [High, High, Low, Low, High, Low], "2 is somebody's first, and as unpopular as 3");
+        assert_eq!(
+            half[..6],
+            [High, High, Low, Low, High, Low],
+            "expert 2 is some token's first choice, and as unpopular as 3"
+        );
         assert_eq!(demands(fate, &prompt()[..1])[..2], [High; 2]);
         assert_eq!(demands(fate, &prompt()[..8])[..6], [High, High, Skip, High, High, High]);
         // T1 = 1 alone takes everything in high precision.

@@ -72,7 +72,7 @@ pub trait Reads {
     fn poll(&mut self, landed: &mut Vec<Landed<Self::Error>>);
 
     /// Waits for an answer at least, and appends all that have come. False, and no answer, when none is to come that
-    /// anybody waits for: what fills free slots is not.
+    /// a token waits for; reads that fill free slots are not.
     fn wait(&mut self, landed: &mut Vec<Landed<Self::Error>>) -> bool;
 
     /// Waits until every read is answered, and appends the answers.

@@ -8,7 +8,7 @@ use crate::expert::{ExpertId, Precision, SliceKind, Version};
 use crate::predict::{Popularity, RouterScores};
 use crate::route::{Choice, Demand, Pair, Phase, Rerouted, Rerouting, Routing, TokenScores, Weighing, reroute};
 
-/// A batch that needs so many tenths of a layer's experts is dense: the next layer will need nearly all of its own.
+/// A batch that needs this many tenths of a layer's experts is dense: the next layer will need nearly all of its own.
 const DENSE_TENTHS: usize = 9;
 
 /// Products of one layer that are computed together.
@@ -36,7 +36,7 @@ pub struct Selection {
     pub routing: Routing,
     /// The router's weights, `[n_tokens][n_used]`; empty in exact mode.
     pub weights: Vec<f32>,
-    /// The same of a batch that decodes in exact mode, if scores are known.
+    /// `weights` of a batch that decodes in exact mode, if scores are known.
     known: Vec<f32>,
     /// Each expert's share of the weights, by expert index: a token's sum to 1.
     pub(super) shares: Vec<f32>,
@@ -285,7 +285,7 @@ impl Selection {
         }
     }
 
-    /// The same, and the router's own choice.
+    /// The executed experts of each token, and the router's choice where it differs.
     pub(super) fn token_choices(&self) -> TokenChoices {
         match &self.unmasked {
             None => TokenChoices { wanted: self.tokens(), used: None },

@@ -77,7 +77,7 @@ fn misses_are_read_matrix_by_matrix_and_hit_the_next_time() {
 }
 
 #[test]
-fn what_has_no_slot_streams_through_staging_in_the_order_of_use() {
+fn experts_without_a_slot_stream_through_staging_in_order_of_use() {
     let small = Small { n_staging: 2, slots: (1, None), ..Small::default() };
     let (mut toy, mut chosen) = (small.residency(), Selection::default());
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[1, 2, 3]]);
@@ -95,7 +95,7 @@ fn what_has_no_slot_streams_through_staging_in_the_order_of_use() {
 }
 
 #[test]
-fn a_layer_in_two_splits_is_decided_once_whoever_comes_between() {
+fn a_layer_in_two_splits_is_decided_once() {
     let small = Small::default();
     let (mut toy, mut one, mut other) = (small.residency(), Selection::default(), Selection::default());
     let part = |toy: &mut Toy, chosen: &mut Selection, kinds: &'static [SliceKind]| {
@@ -141,7 +141,7 @@ fn nine_tenths_of_a_layer_are_dense_and_fill_the_next_one() {
 }
 
 #[test]
-fn what_most_tokens_are_expected_to_use_is_read_ahead_first() {
+fn the_experts_most_tokens_expect_are_read_ahead_first() {
     let small = Small { n_expert: 10, slots: (3, None), n_staging: 99, ..Small::default() };
     let order = |expected: &[[u16; 2]]| {
         let (mut toy, mut chosen) = (small.residency(), Selection::default());
@@ -230,7 +230,7 @@ fn weights_and_residents_decide_the_precision() {
 }
 
 #[test]
-fn a_failure_that_somebody_waits_for_is_told_once() {
+fn an_awaited_failure_is_reported_once() {
     let small = Small::default();
     let (mut toy, mut chosen) = (small.residency(), Selection::default());
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
@@ -331,7 +331,7 @@ fn a_nested_version_is_completed_from_the_low_one() {
 }
 
 #[test]
-fn free_slots_are_filled_while_nobody_waits() {
+fn free_slots_are_filled_while_no_read_is_awaited() {
     let small = Small { slots: (3, None), ..Small::default() };
     let (mut toy, mut chosen) = (small.residency(), Selection::default());
     toy.fill_free_slots(true);
@@ -352,7 +352,7 @@ fn free_slots_are_filled_while_nobody_waits() {
 }
 
 #[test]
-fn what_was_resident_is_read_again() {
+fn resident_experts_are_read_again() {
     let small = Small::default();
     let (mut toy, mut chosen) = (small.residency(), Selection::default());
     for token in [&[0, 1], &[1, 4]] {

@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn nobodys_first_expert_is_lowered() {
+    fn no_tokens_first_choice_is_lowered() {
         let of = |share, firsts: &[u16]| {
             let mut demands = [High; 6];
             lower_least_popular(&[5, 3, 0, 1], share, |index| firsts.contains(&index), &mut demands);

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_fitted_is_refused() {
+    fn records_that_cannot_be_fitted_are_refused() {
         let target = Shares::new(0.67, 0.30, 0.03).unwrap();
         assert_eq!(fit(0, Vec::new(), target), Err(NoUses));
         for (high, low, skip) in [(0.5, 0.5, 0.5), (1.5, -0.5, 0.0), (f64::NAN, 0.5, 0.5), (0.0, 0.0, 0.0)] {

@@ -18,11 +18,11 @@
 pub struct Rerouting {
     /// λ: so much of the range of a token's scores an expert that is present is ahead of one that is not.
     pub bias: f32,
-    /// A token's best so many experts stay, whatever λ and α say.
+    /// A token's best experts that always stay, whatever λ and α say.
     pub keep_top: usize,
     /// α: how near to the best score that was not chosen a score must be to give way, and to stand in.
     pub substitute: f32,
-    /// By α at most so many of a token's experts are exchanged; `None` for any number.
+    /// Most experts of a token that α exchanges; `None` for any number.
     pub substitute_max: Option<usize>,
     /// Missing experts are not used if enough are present.
     pub only_present: bool,
@@ -80,7 +80,7 @@ impl Rerouting {
     }
 
     /// Whether a chosen expert that is missing may give way to `candidate`, which is present; `next`: the best score
-    /// that was not chosen; `lead`: by so much what is present is ahead.
+    /// that was not chosen; `lead`: advantage of experts that are present.
     fn allows(&self, missing: f32, candidate: f32, next: f32, lead: f32) -> By {
         if self.only_present || self.bias > 0.0 && candidate + lead > missing {
             return By::Lead;

@@ -105,7 +105,7 @@ impl Routing {
         self.ids.chunks(n_used).enumerate().map(of_token).collect()
     }
 
-    /// The same of one token, in the precision of traces: the share of the choice at `position` of
+    /// One expert's share of a token's weights, in the precision of traces: the share of the choice at `position` of
     /// `[n_tokens][n_used]`.
     pub fn share_of_pair(&self, position: usize, weights: &[f32]) -> f32 {
         let start = position - position % self.n_used;

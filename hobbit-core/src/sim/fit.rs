@@ -35,7 +35,7 @@ pub struct Fitted {
     pub thresholds: Option<Thresholds>,
     /// Miss penalty per token with them: high 1, low B_l / B_h.
     pub penalty: f64,
-    /// The same under LRU.
+    /// Miss penalty per token under LRU.
     pub penalty_lru: f64,
     pub tokens: u64,
 }

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_can_be_promoted_or_withdrawn() {
+    fn waiting_reads_can_be_promoted_or_withdrawn() {
         let mut link = link(1);
         (0..4).for_each(|target| submit(&mut link, Prefetch, target, 1));
         link.advance(0.0);

@@ -358,7 +358,7 @@ fn the_oracle_recalls_everything() {
 }
 
 #[test]
-fn who_knows_a_part_of_the_future_names_others_for_the_rest() {
+fn a_partial_oracle_guesses_the_rest() {
     let toy = toy(2, 32, 4, 8);
     let token = |i: u16| vec![vec![(0..4).map(|k| (5 * i + 7 * k) % 32).collect()]; 2];
     let recording = recording(&toy.record(&[(0..500).map(token).collect()]));

@@ -112,7 +112,7 @@ fn worst_window(steps: &[(u64, f64)]) -> f64 {
     worst_window_beside(steps, 1.0)
 }
 
-/// The same if tokens without drafts take `plain` seconds.
+/// The worst window where tokens without drafts take `plain` seconds.
 fn worst_window_beside(steps: &[(u64, f64)], plain: f64) -> f64 {
     let mut worst = 0.0_f64;
     for first in 0..steps.len() {
@@ -139,7 +139,7 @@ fn it_drafts_as_many_as_pay() {
 }
 
 #[test]
-fn what_does_not_pay_costs_less_than_two_percent_of_any_256_tokens() {
+fn drafts_that_do_not_pay_cost_under_two_percent_of_256_tokens() {
     for (slope, acceptance) in [(1.0, 0.0), (0.8, 0.3), (0.5, 0.4), (2.0, 0.5), (0.3, 0.05), (1.0, 1.0)] {
         for noise in [0.0, 0.1] {
             let mut gate = gate(8);
@@ -229,7 +229,7 @@ fn a_fixed_number_is_not_judged() {
 }
 
 #[test]
-fn what_was_not_measured_is_left_out() {
+fn unmeasured_widths_are_left_out() {
     let mut gate = gate(4);
     for seconds in [f64::NAN, -1.0, f64::INFINITY] {
         gate.stepped(&Step { drafts: vec![(0, 0)], draft_seconds: seconds, seconds, ..Step::default() });

@@ -65,7 +65,7 @@ impl Original {
         self.file.try_clone().map_err(|source| open_error(&self.path, BUFFERED, source))
     }
 
-    /// The same file opened past the page cache.
+    /// Opens the file again, past the page cache.
     pub(crate) fn again_direct(&self) -> Result<File, StoreError> {
         self.check()?;
         // This name leads to the open file, whatever its path means by now. Without /proc the path may do.

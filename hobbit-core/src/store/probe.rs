@@ -24,7 +24,7 @@ pub fn direct(path: &Path) -> Result<(), String> {
     direct_into(path, &mut block.map_err(|error| error.to_string())?)
 }
 
-/// The same, into a device's memory: the kernel cannot reach all that drivers map.
+/// Checks that direct reads reach a device's memory: the kernel cannot reach all memory that drivers map.
 ///
 /// # Errors
 /// As [`direct`]; memory that direct reads cannot reach.

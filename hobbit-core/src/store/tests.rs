@@ -66,7 +66,7 @@ fn read_all(store: &dyn Store, requests: Vec<ReadRequest>) -> Vec<ReadDone> {
     (0..count).map(|_| answers.recv().unwrap()).collect()
 }
 
-/// The same, sorted by ticket.
+/// Reads all requests; the answers are sorted by ticket.
 fn read_sorted(store: &dyn Store, requests: impl Iterator<Item = ReadRequest>) -> Vec<ReadDone> {
     let mut answers = read_all(store, requests.collect());
     answers.sort_by_key(|done| done.ticket);

@@ -45,14 +45,14 @@ pub struct Layer {
     pub n_used: u16,
     /// Bytes of an expert's high version, all slices; the largest where they differ.
     pub bytes_high: u64,
-    /// The same of low versions; 0 if there are none.
+    /// Bytes of an expert's low version, all slices; 0 if there are none.
     pub bytes_low: u64,
     /// Bytes of the high version that a low version lacks, if its bits are part of the high one; 0: all bytes.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub bytes_rest: u64,
     /// Slots that the layer had for high versions when the trace was recorded.
     pub slots_high: u32,
-    /// The same for low versions.
+    /// Slots that the layer had for low versions.
     pub slots_low: u32,
 }
 

@@ -1,5 +1,5 @@
 //! Turns of clients: each has at most one request among those that wait for a place, and places are given in the order
-//! of waiting. So many requests of one client delay another's by one turn.
+//! of waiting. However many requests one client sends, they delay another's by one turn.
 
 use std::any::Any;
 use std::cell::Cell;

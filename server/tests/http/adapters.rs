@@ -96,7 +96,7 @@ fn concurrent_requests_keep_their_own_scale() {
 /// The adapter of [`files::overflow`] overflows at this token.
 const POISON: u64 = 400;
 
-/// Asks slot `slot` to continue a prompt by so many tokens, with that adapter or without.
+/// Asks slot `slot` to continue a prompt by `n_predict` tokens, with the adapter or without.
 fn ask(slot: usize, prompt: &[u64], n_predict: usize, scale: f64) -> Value {
     json!({
         "prompt": prompt, "n_predict": n_predict, "id_slot": slot, "ignore_eos": true,

@@ -16,7 +16,7 @@ use crate::{Options, Pinned, stream};
 
 /// How many devices a process can have.
 pub const DEVICES_MAX: usize = 128;
-/// From so many tokens on, CUDA asks for products of weights that are not on the device.
+/// From this many tokens on, CUDA asks for products of weights that are not on the device.
 const OFFLOAD_TOKENS_MIN: i64 = 32;
 
 /// A registered device. Lives as long as the process; handles are copies.
@@ -97,7 +97,7 @@ impl Device {
         self.shared.state().faults.clone()
     }
 
-    /// From now on buffers of more than so many bytes are refused; `u64::MAX` ends that.
+    /// Refuses buffers of more than this many bytes; `u64::MAX` ends that.
     pub fn fail_allocations_above(&self, bytes: u64) {
         self.shared.state().allocation_bytes_max = bytes;
     }
@@ -196,7 +196,7 @@ unsafe extern "C" fn reg_device(reg: ggml_backend_reg_t, index: usize) -> ggml_b
 }
 
 /// `hobbit_device_seconds`: the host's virtual time, so that decisions that are a matter of time depend on nothing
-/// else. `hobbit_device_host_work`: the host's CPU has multiplied by so many bytes of weights, at `host_bandwidth`.
+/// else. `hobbit_device_host_work`: the host's CPU has multiplied by some bytes of weights, at `host_bandwidth`.
 unsafe extern "C" fn reg_proc_address(_: ggml_backend_reg_t, name: *const c_char) -> *mut c_void {
     // SAFETY: ggml passes a NUL-terminated name.
     match unsafe { CStr::from_ptr(name) }.to_bytes() {

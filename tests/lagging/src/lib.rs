@@ -56,9 +56,9 @@ pub struct Options {
     pub link_latency: f64,
     /// Bytes per second of the link that all copies, up and down, share.
     pub link_bandwidth: f64,
-    /// The same for copies from and to host memory that is not pinned; never more than `link_bandwidth`.
+    /// Bytes per second of copies from and to host memory that is not pinned; never more than `link_bandwidth`.
     pub pageable_bandwidth: f64,
-    /// Copies of at most so many bytes take `link_latency` alone.
+    /// Copies of at most this many bytes take `link_latency` alone.
     pub small_copy_bytes: usize,
     /// Seconds of the host for each wait: a synchronous copy, a synchronisation with a stream that has run since the
     /// last one, or with an event that is to come. Each copy into host memory that is not pinned waits for itself, as

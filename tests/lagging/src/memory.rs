@@ -12,7 +12,7 @@ use crate::shared::Shared;
 
 /// Alignment of tensors in device memory, in bytes; CUDA's.
 const ALIGNMENT: usize = 128;
-/// CUDA kernels read rows of quantised weights in multiples of so many values.
+/// CUDA kernels read rows of quantised weights in multiples of this many values.
 const ROW_PADDING: i64 = 512;
 /// Contents of new memory: NaN in every float format, scales of quantised blocks included.
 pub(crate) const UNWRITTEN: u8 = 0xFF;

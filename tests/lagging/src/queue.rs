@@ -10,7 +10,7 @@ use crate::memory::{DeviceMemory, Mapping};
 use crate::schedule::{GraphId, Moment};
 use crate::shared::{Shared, State, thread_seconds};
 
-/// Router choices, weights and indices have at most so many bytes, experts more.
+/// Router choices, weights and indices have at most this many bytes, experts more.
 const HOST_WORK_COPY_MAX: usize = 16 << 10;
 
 /// An address in device memory.

@@ -40,13 +40,13 @@ pub(super) enum Dim {
     MlaV,
     /// A layer's part of the embeddings per layer; tensors with it occur only where it is not 0.
     PerLayer,
-    /// The same of all layers.
+    /// The embeddings per layer of all layers.
     AllPerLayer,
     /// Experts divided into pairs (`chexps` of Grove MoE).
     ChunkExperts,
-    /// The same in every model.
+    /// A length that every model has.
     Exactly(u32),
-    /// So often another length.
+    /// A multiple of another length.
     Times(u32, &'static Dim),
     KvHeads,
     /// Input and output of an expert: the latent width, or `Embd`.

@@ -26,7 +26,7 @@ pub enum Projector {
 const EMBD: u64 = 64;
 /// Width of its hidden layer.
 const FF: u64 = 128;
-/// Patches have so many pixels in a row.
+/// Side of a patch, in pixels.
 const PATCH: u64 = 16;
 
 impl Projector {

@@ -199,7 +199,7 @@ fn nothing_is_left_of_a_failed_write() {
 }
 
 #[test]
-fn what_does_not_fit_together_is_refused() {
+fn inconsistent_specs_are_refused() {
     let refused = |spec: Spec, beginning: &str| {
         let fault = write(&PathBuf::from("unused.gguf"), &spec).unwrap_err().to_string();
         assert!(fault.starts_with(beginning), "{fault}");

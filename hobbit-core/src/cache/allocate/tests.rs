@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// From the shallowest on, each in need of so many.
+/// Slots that each layer needs, from the shallowest on.
 fn in_need(members: &[u32], needs: u32) -> Vec<LayerDemand> {
     let layer = |(depth, &members)| LayerDemand { depth, members, needs };
     (0..).zip(members).map(layer).collect()

@@ -100,7 +100,7 @@ mod tests {
     use crate::cache::policy::scripts::{aged, at, high, insert, low, token, victim_of};
 
     #[test]
-    fn whoever_is_needed_last_goes() {
+    fn the_expert_needed_last_is_evicted() {
         let future = [0, 1, 2, 1, 0, 2, 0].iter().zip(10..).map(|(&index, time)| Upcoming {
             time,
             expert: high(index).expert,

@@ -34,7 +34,8 @@ impl Trace {
         })
     }
 
-    /// Misses with so many slots per layer, high versions only; what a token uses of a layer is pinned together.
+    /// Misses with `slots_per_layer` slots per layer, high versions only; a token's experts of a layer are pinned
+    /// together.
     pub(super) fn misses(&self, policy: Box<dyn Policy>, slots_per_layer: u32, with_scores: bool) -> usize {
         let kinds = SliceKinds::from_iter([SliceKind::Down]);
         let members =

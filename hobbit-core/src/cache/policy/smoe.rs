@@ -44,7 +44,7 @@ impl Smoe {
     /// The paper does not give its `n`; it shows that scores tell the next three tokens.
     pub const N_TOKENS: usize = 8;
 
-    /// Means over so many tokens, at least one.
+    /// Tokens of the means, at least one.
     pub fn new(n_tokens: usize) -> Self {
         Self { n_tokens: n_tokens.max(1), layers: BTreeMap::new() }
     }
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_counts_for_nothing() {
+    fn nan_scores_are_ignored() {
         let mut smoe = aged(Smoe::default());
         insert(&mut smoe, &[0, 1]);
         smoe.on_scores(3, &[f32::NAN, 0.1], at(0));

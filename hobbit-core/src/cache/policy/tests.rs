@@ -62,7 +62,7 @@ fn nonsense_is_harmless() {
 proptest! {
     /// MIN is optimal where all misses cost the same and slots are asked for one by one.
     #[test]
-    fn nobody_beats_belady(indices in prop::collection::vec(0u16..8, 0..200), n_slots in 1u32..7) {
+    fn no_policy_beats_belady(indices in prop::collection::vec(0u16..8, 0..200), n_slots in 1u32..7) {
         let trace = trace(&indices);
         let least = trace.misses(Box::new(Belady::new(trace.future(), 1.0)), n_slots, true);
         for kind in PolicyKind::ALL {

@@ -146,7 +146,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_not_a_state_says_so() {
+fn other_files_are_refused_by_name() {
     let state = CacheState { policy: "lru".to_owned(), ..CacheState::default() };
     let mut newer = state.to_bytes();
     newer[8] = 2;

@@ -5,7 +5,7 @@ fn base(magic: &[u8], n: [i32; 3]) -> Vec<u8> {
 }
 
 #[test]
-fn what_may_be_written_over_is_of_the_same_kind() {
+fn files_are_overwritten_only_by_their_kind() {
     use Kind::*;
     let unfinished = base(&[0; 8], [512, 32000, 3]);
     let complete = base(b"_logits_", [512, 32000, 3]);

@@ -52,7 +52,7 @@ const Q_A: Tensor = ("blk.0.attn_q.weight.lora_a", F32, &[8, 2]);
 const Q_B: Tensor = ("blk.0.attn_q.weight.lora_b", F32, &[2, 6]);
 
 #[test]
-fn what_an_adapter_adds() {
+fn an_adapter_adds_to_its_tensors() {
     let dir = tempfile::tempdir().unwrap();
     let model = model(dir.path(), &[("output.weight", F32, &[8, 10])]);
     let tensors: [Tensor; 9] = [

@@ -94,7 +94,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_written_is_read(
+    fn written_values_are_read_back(
         ints in prop::collection::btree_map("[a-z.]{1,20}", any::<i64>(), 0..10),
         text in any::<String>(),
         shapes in prop::collection::vec((0usize..35, prop::collection::vec(1u64..5, 1..5)), 0..12),

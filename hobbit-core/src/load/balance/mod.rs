@@ -184,7 +184,7 @@ pub struct RunningMean(FadingMean);
 impl RunningMean {
     /// Weight of a sample in a long series: half of the past is forgotten after five.
     pub(crate) const WEIGHT_MIN: f64 = 0.125;
-    /// A sample counts as at most so many times the mean, and as at least that part of it.
+    /// A sample counts as at most this multiple of the mean, and as at least this fraction of it.
     pub(crate) const OUTLIER: f64 = 8.0;
 
     /// Starts with a guess that counts as one sample; one that is not positive and finite is ignored.

@@ -171,7 +171,7 @@ fn looking_ahead_goes_past_layers_that_have_what_they_need() {
 }
 
 #[test]
-fn what_the_router_did_not_choose_is_dropped() {
+fn guesses_that_were_not_chosen_are_dropped() {
     // 12 ms per layer: one expert lands, the second is read half.
     let mut prefetcher = timed(0.012);
     let loads = prefetcher.plan(&wanted(&[0.9, 0.8]), Link::default(), &World::default());
@@ -202,7 +202,7 @@ fn what_the_router_did_not_choose_is_dropped() {
 }
 
 #[test]
-fn what_is_dropped_or_fails_is_outstanding_no_more() {
+fn dropped_and_failed_reads_are_not_outstanding() {
     let mut prefetcher = timed(0.012);
     let loads = prefetcher.plan(&wanted(&[0.9, 0.8]), Link::default(), &World::default());
     prefetcher.dropped(loads[1].version);

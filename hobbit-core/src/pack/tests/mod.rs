@@ -21,7 +21,7 @@ fn spec() -> Spec {
     Spec { embd: 64, ff: 96, heads: 2, experts: 4, layers: 3, vocab: 300, types, ..Spec::tiny("qwen3moe") }
 }
 
-/// The same of Q8_0, with planes of whole blocks, so that high and low ones differ in length.
+/// `spec` in Q8_0, with planes of whole blocks, so that high and low ones differ in length.
 fn q8_spec() -> Spec {
     Spec { types: vec![Format::Q8_0], embd: 256, ff: 256, ..spec() }
 }

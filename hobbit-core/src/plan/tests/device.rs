@@ -40,7 +40,7 @@ fn experts_get_what_headroom_and_scratch_leave() {
 }
 
 #[test]
-fn what_is_asked_for() {
+fn device_caches_of_a_given_size() {
     let wanted = |wanted| plan(|input| input.wanted = wanted);
     let slots = |found: ExpertCache| wanted(found).map(|plan| (plan.pools[0].n_slots, plan.staging_slots)).unwrap();
     assert_eq!(slots(ExpertCache::Percent(25.0)), (128, 24));

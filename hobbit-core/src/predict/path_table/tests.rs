@@ -214,7 +214,7 @@ fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_whole_but_impossible_is_refused() {
+fn consistent_but_impossible_tables_are_refused() {
     let row = |tokens, next: &[(u16, u32)]| Row { tokens, next: next.to_vec() };
     let first = || LayerTable { layer: 1, k: 1, tokens: 5, popularity: vec![5, 0], ..LayerTable::default() };
     let second = |rows, pairs| LayerTable { layer: 2, rows, pairs, ..first() };

@@ -85,7 +85,7 @@ fn a_profile_survives_writing_and_reading() {
 }
 
 #[test]
-fn what_is_no_profile_of_this_version_is_refused() {
+fn other_versions_and_files_are_refused() {
     let json = profile().to_json();
     let message = |text: &str| parse(text).unwrap_err().to_string();
     assert!(message("").starts_with("p.json: "));

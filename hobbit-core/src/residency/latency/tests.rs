@@ -4,7 +4,7 @@ use super::*;
 
 const STRENGTHS: (Knob, [f32; 7]) = (Knob::CacheBias, [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3]);
 
-/// Noise with a mean of 1, of a generator that anybody can repeat.
+/// Noise with a mean of 1, from a seeded generator.
 struct Noise(u64);
 
 impl Noise {
@@ -17,7 +17,7 @@ impl Noise {
 /// Milliseconds of a token by strength: what half of the reads cost is soon saved, the rest is products.
 const CURVE: [f64; 7] = [100.0, 80.0, 66.0, 57.0, 51.0, 47.0, 45.0];
 
-/// Runs so many tokens; how often the strength that was found changed after the first trial.
+/// Runs `tokens` tokens; returns how often the chosen strength changed after the first trial.
 fn run(latency: &mut Latency, tokens: usize, noise: &mut Noise, curve: &dyn Fn(usize, usize) -> f64) -> usize {
     let mut changes = 0;
     for token in 0..tokens {
@@ -75,7 +75,7 @@ fn a_trial_tries_three_strengths_there_and_back() {
 }
 
 #[test]
-fn what_drifts_steadily_misleads_nobody() {
+fn a_steady_drift_changes_no_decision() {
     // Tokens get slower by a half in a trial of 120, whatever the strength: nothing is gained by any.
     let mut latency = Latency::new(10.0, STRENGTHS);
     for token in 0..120 {
@@ -132,7 +132,7 @@ fn rests_double_while_trials_confirm_each_other() {
 }
 
 #[test]
-fn times_that_are_none_do_not_count() {
+fn invalid_times_do_not_count() {
     let mut latency = Latency::new(0.060, STRENGTHS);
     for seconds in [f64::NAN, f64::INFINITY, -1.0, 0.0].into_iter().cycle().take(2000) {
         latency.end_token(seconds);

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_counts_alike() {
+    fn experts_without_scores_count_alike() {
         let mut importance = Importance::default();
         importance.observe(3, &[0, 1], &[], &[], 2);
         assert_eq!([0, 1].map(|index| of(&importance, index)), [0.5, 0.5]);

@@ -93,7 +93,7 @@ fn filled(period: u32) -> (Toy, Small) {
 #[test]
 fn who_is_wanted_comes_in_the_background_and_who_is_not_leaves() {
     let (mut toy, small) = filled(1);
-    // 6 is wanted, and less so than anybody: nothing changes. Later it is worth more than 3, then more than 2.
+    // 6 is wanted less than every resident expert: nothing changes. Later it is worth more than 3, then more than 2.
     let mut reads = Vec::new();
     for token in 0..40 {
         assert_eq!(evaluate(&mut toy, &small, &[[0, 6]]), 0, "token {token} waited");
@@ -132,7 +132,7 @@ fn a_failed_read_keeps_the_old_expert() {
     assert_eq!(present(&toy), [0, 1, 2]);
     let report = toy.virtual_experts.as_ref().unwrap().report();
     assert_eq!((report.replacements, report.failed), (0, 1));
-    assert!(toy.memory.take_failure().is_none(), "nobody waited for it");
+    assert!(toy.memory.take_failure().is_none(), "no token waited for it");
     // It is tried again when it is wanted enough again.
     for _ in 0..200 {
         evaluate(&mut toy, &small, &[[0, 6]]);
@@ -144,7 +144,7 @@ fn a_failed_read_keeps_the_old_expert() {
 }
 
 #[test]
-fn what_finds_no_room_in_the_queue_changes_nothing() {
+fn a_full_queue_changes_nothing() {
     let (mut toy, small) = filled(1);
     toy.reads_mut().refuses = usize::MAX;
     for _ in 0..40 {

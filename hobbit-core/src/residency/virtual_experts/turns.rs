@@ -4,13 +4,13 @@ use crate::trial::{Trial, Windows, is_measured};
 
 /// The period that is tried first.
 const FIRST: u32 = 64;
-/// No longer one is.
+/// Longest period.
 const MOST: u32 = 1024;
 /// Windows of a trial without (0) and with replacements (1). What the window before began is still being read.
 const WINDOWS: Windows = Windows { settings: &[0, 1, 1, 0], measured: 14, settle: 2 };
 /// Tokens from the end of a search to the next trial.
 const REST_TOKENS: u32 = 512;
-/// By so much replacements may slow tokens down (SwapMoE raises the frequency until they would).
+/// Maximum slowdown caused by replacements (SwapMoE raises the frequency up to it).
 const SLOWER_MAX: f64 = 0.02;
 
 /// Says when replacements may begin. Equal seconds make equal decisions.
@@ -38,7 +38,7 @@ impl Turns {
     /// The period of runs in which time decides nothing.
     pub(super) const DETERMINISTIC: u32 = 16;
 
-    /// Each layer once in so many tokens, at least 1.
+    /// Replaces in each layer once per `period` tokens, at least 1.
     pub(super) fn fixed(period: u32) -> Self {
         Self { period: period.max(1), search: None }
     }
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_steadily_is_no_ones_fault() {
+    fn a_steady_change_is_not_blamed_on_replacements() {
         let mut turns = Turns::auto();
         for token in 0..64 {
             turns.end_token(1.0 + f64::from(token) * 0.01);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_are_none_are_not_measured() {
+    fn invalid_times_are_not_measured() {
         let mut turns = Turns::auto();
         for seconds in [f64::NAN, f64::INFINITY, -1.0] {
             turns.end_token(seconds);

@@ -63,7 +63,7 @@ fn weights_follow_the_scores_and_keep_their_sum() {
 }
 
 #[test]
-fn what_the_model_does_not_normalise_is_not() {
+fn weights_are_normalised_only_where_the_model_does() {
     let weigh = |weighing, rules: Rerouting| {
         let (mut ids, mut weights) = ([0, 1], [0.30, 0.25]);
         let choice = Choice { ids: &mut ids, weights: &mut weights, n_used: 2, weighing };
@@ -100,7 +100,7 @@ fn scores_that_do_not_explain_a_choice_leave_it_alone() {
 }
 
 #[test]
-fn what_another_token_needs_is_present() {
+fn an_expert_that_another_token_needs_counts_as_present() {
     // The second token's best is 2, which the first may have for its second best; nothing else is present.
     let other = [0.02, 0.03, 0.4, 0.1, 0.1, 0.1, 0.1, 0.15];
     let (mut ids, mut weights) = ([0, 1, 2, 7], [0.5; 4]);

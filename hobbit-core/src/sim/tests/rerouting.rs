@@ -89,7 +89,7 @@ fn virtual_experts_change_beside_tokens_that_wait_for_none() {
 }
 
 #[test]
-fn without_scores_nobody_can_be_sent_elsewhere() {
+fn without_scores_no_token_is_rerouted() {
     for n_unselected in [None, Some(0)] {
         let recording = recording(&trace(&TOKENS, n_unselected, RoutingOptions::default()));
         let rerouting = Rerouting { bias: 0.2, ..Rerouting::default() };
@@ -100,7 +100,7 @@ fn without_scores_nobody_can_be_sent_elsewhere() {
 }
 
 #[test]
-fn what_ran_rerouted_is_replayed_so_and_can_be_replayed_as_the_routers_had_it() {
+fn rerouted_runs_replay_with_and_without_rerouting() {
     let routing = RoutingOptions { cache_bias: 0.2, ..RoutingOptions::default() };
     let plain = recording(&trace(&TOKENS, Some(2), routing.clone()));
     let config = Config::recorded(&plain).unwrap();

@@ -212,7 +212,7 @@ impl ExpertBackend {
         self.inner.run()
     }
 
-    /// Whether experts have so many rows on average that each is multiplied faster by its own product.
+    /// Whether experts have enough rows on average for one product per expert to be faster.
     ///
     /// # Safety
     /// `node` is a live product of ours.

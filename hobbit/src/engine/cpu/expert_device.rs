@@ -129,7 +129,7 @@ unsafe extern "C" fn supports_buft(dev: ggml_backend_dev_t, buft: ggml_backend_b
     unsafe { buft == expert_buffer_type(dev) || llama::ggml_backend_buft_is_host(buft) }
 }
 
-/// Whether a node is a product of llama.cpp's own expert tensor with so many rows that plain kernels may be faster, or
+/// Whether a node is a product of llama.cpp's own expert tensor with enough rows that plain kernels may be faster, or
 /// of a batch that we must see.
 ///
 /// # Safety

@@ -177,7 +177,7 @@ impl Routers {
         scores
     }
 
-    /// The same for `layers` (ascending) that have not run, where the router is known: for each token, by layer.
+    /// Predicted scores of `layers` (ascending) that have not run, where the router is known: for each token, by layer.
     pub(crate) fn of_later(&mut self, layers: &[u16], inputs: &[&[f32]]) -> Vec<ScoresByLayer> {
         match &self.walk {
             Some(walk) => walk.predicted(layers),

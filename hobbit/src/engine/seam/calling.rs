@@ -35,7 +35,7 @@ struct Calling {
     loading: Option<Arc<Experts>>,
     /// Layer and weights that a router hook saw last in this evaluation.
     router_weights: Option<(u16, RouterValues)>,
-    /// The same of a router's input, `[width, n_tokens]`: a copy that the hook keeps.
+    /// Layer and input of a router, `[width, n_tokens]`: a copy that the hook keeps.
     router_input: Option<(u16, RouterValues)>,
     /// Why the call fails: the first reason.
     failure: Option<String>,

@@ -62,7 +62,7 @@ impl RouterValues {
         }
     }
 
-    /// The same of a copy of the tensor's bytes in host memory.
+    /// An expert product's weights in a copy of the tensor, in host memory.
     pub(crate) fn of_copy(tensor: &ggml_tensor, data: *mut u8, d: usize) -> Self {
         Self { data, ..Self::of(tensor, d) }
     }

@@ -79,7 +79,7 @@ pub(crate) unsafe fn router_input(
     }
 }
 
-/// The same, as far as the router hook shows it.
+/// The input of a layer's router, if the router hook has shown it.
 ///
 /// # Safety
 /// A live node.
@@ -163,7 +163,7 @@ impl<'a> LayerRouter<'a> {
         Self { routers, split, product, ids, weights, inputs, logits: None, scope }
     }
 
-    /// The same with logits of [`gates::intact_logits`].
+    /// Adds the logits of [`gates::intact_logits`].
     pub(crate) fn with_logits(self, logits: Option<&'a [f32]>) -> Self {
         Self { logits, ..self }
     }

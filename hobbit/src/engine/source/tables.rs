@@ -110,7 +110,7 @@ impl Tables {
         self.all.iter().map(|table| table.extent.len).fold(self.idle_bytes, u64::saturating_add)
     }
 
-    /// The same without layers that do not run.
+    /// Bytes of the tables of layers that run.
     pub(crate) fn row_bytes(&self) -> u64 {
         self.file_bytes() - self.idle_bytes
     }

@@ -21,7 +21,7 @@ const BILLING_HEADER: &str = "x-anthropic-billing-header:";
 const OWN: &str = "\
     system messages tools tool_choice stop_sequences max_tokens thinking metadata n output_config output_format";
 
-/// The same request in OpenAI's form.
+/// Translates the request into OpenAI's form.
 pub fn to_openai(body: &Fields) -> Result<Fields, ApiError> {
     let others = body.iter().filter(|(name, _)| !OWN.split(' ').any(|own| own == *name));
     let mut own: Fields = others.map(|(name, value)| (name.clone(), value.clone())).collect();

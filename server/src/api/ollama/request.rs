@@ -14,7 +14,7 @@ const OPTIONS: &str = "\
 /// Fields of `/api/generate` that this server does not have.
 const UNSUPPORTED: [&str; 4] = ["raw", "suffix", "context", "template"];
 
-/// The same request in OpenAI's form.
+/// Translates the request into OpenAI's form.
 pub fn to_openai(mut body: Fields) -> Result<Fields, ApiError> {
     let mut own = Fields::new();
     let messages = match body.remove("messages").filter(|messages| !messages.is_null()) {

@@ -119,8 +119,8 @@ impl Learned {
         f64::from(probability) * f64::from(layer.cost(expert.index, precision, self.low_cost))
     }
 
-    /// The same for candidates of any layer while one runs. A layer's probabilities are computed once for each of its
-    /// steps, by the weights of that time: candidates are many.
+    /// A candidate's worth, of any layer, while `running` runs. A layer's probabilities are computed once for each of
+    /// its steps, by the weights of that time: candidates are many.
     fn worth_in_time(&mut self, Version { expert, precision }: Version, running: u16) -> f64 {
         let n_layers = self.layers.len() as f64;
         let Self { layers, scored, blind, low_cost, .. } = self;

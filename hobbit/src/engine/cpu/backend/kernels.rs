@@ -295,7 +295,7 @@ mod tests {
 
     /// Kernels found identical give the same bits, the others nearly the same.
     #[test]
-    fn what_is_taken_gives_the_same_bits_or_nearly_so() {
+    fn adopted_kernels_give_equal_or_nearly_equal_bits() {
         let (mut inner, neighbour) = (inner(), neighbour());
         for (name, ne0, ne1, is_rearranged) in CASES {
             let dtype = GgmlType::from_name(name).unwrap();
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_tried_is_left() {
+    fn products_that_cannot_be_tried_are_left_to_ggml() {
         let (mut inner, neighbour) = (inner(), neighbour());
         let long = key("q8_0", [(1 << 20) + 256, 64], false, 2);
         assert!(TrialProduct::new(&mut inner, &neighbour, long, None).is_none(), "too long to be tried");

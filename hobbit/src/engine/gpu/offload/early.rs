@@ -43,7 +43,7 @@ pub(super) struct EarlyProducts {
     /// On the device: the slots of the choice.
     pub(super) ids: ggml_tensor,
     slots: SlotsOfLayer,
-    /// The same by rank, where a choice has one, once it is known.
+    /// Slots by rank, once the choice is known; `None` for an expert without a slot.
     by_rank: Vec<Option<u32>>,
     /// The choice and all that the host reads has been computed.
     pub(super) chosen: Rc<Event>,

@@ -159,7 +159,7 @@ impl Launch {
         }
     }
 
-    /// The same, if it multiplies: other nodes take next to no time.
+    /// Submits the launch if it has products: other nodes take next to no time.
     pub(super) fn submit_products(&mut self, tier: &mut Tier) -> Result<(), Failed> {
         if self.has_products { self.submit(tier) } else { Ok(()) }
     }

@@ -182,7 +182,7 @@ impl Tier {
         self.wait_for_upload(compute, self.submitted);
     }
 
-    /// The same for the upload with this number.
+    /// Makes `compute` wait for the upload with this number.
     pub(super) fn wait_for_upload(&mut self, compute: &Stream, upload: u64) {
         if upload <= self.waited {
             return;
@@ -316,7 +316,7 @@ impl Tier {
 /// The link is measured in one of this many regions with uploads, beside a CPU helper.
 const LINK_SAMPLE: u32 = 32;
 
-/// The same if only prefetches use the result.
+/// The sampling interval where only prefetches use the result.
 pub(super) const LINK_SAMPLE_ALONE: u32 = 256;
 
 /// How many times as long as its product a slice's copy takes at least where slices are submitted together: the
@@ -325,7 +325,7 @@ const LINK_SLOW: f64 = 8.0;
 
 /// Seconds since some moment.
 type Seconds = unsafe extern "C" fn(ggml_backend_dev_t) -> f64;
-/// The host's CPU has multiplied by so many bytes of weights.
+/// Tells the device that the host's CPU has multiplied by this many bytes of weights.
 type HostWork = unsafe extern "C" fn(ggml_backend_dev_t, u64);
 
 /// The device's clock if it has one (the tests' device does), otherwise the host's.
@@ -352,7 +352,8 @@ impl Clock {
         Self { dev, own, began: Instant::now() }
     }
 
-    /// The CPU has computed beside the device, with so many bytes of weights: a clock of the device's own moves on.
+    /// The CPU has computed beside the device, with `bytes` bytes of weights: a device with a virtual clock advances
+    /// it.
     pub(crate) fn host_worked(&self, bytes: u64) {
         if let Some((_, work)) = self.own {
             // SAFETY: the device is live as long as the process.
@@ -407,7 +408,7 @@ impl Tier {
         Some(ended)
     }
 
-    /// The device has multiplied by so many bytes of weights in `seconds`, for a batch that decodes.
+    /// Records that the device multiplied by `bytes` bytes of weights in `seconds`, for a batch that decodes.
     pub(crate) fn observe_products(&mut self, bytes: u64, seconds: f64) {
         if bytes > 0 {
             self.product.add(seconds / bytes as f64);

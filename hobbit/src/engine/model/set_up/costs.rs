@@ -33,7 +33,7 @@ pub(super) fn fixed_costs(
     Ok(FixedCosts { weights, kv, compute, runtime, prediction: needs.prediction })
 }
 
-/// The part of the memory that checkpoints may have: one of so many.
+/// Checkpoints may use 1/16 of memory.
 const CHECKPOINT_PARTS: u64 = 16;
 
 /// Bytes for the checkpoints of all sequences: as many as the options allow, in at most a sixteenth of the memory.

@@ -251,7 +251,7 @@ pub(super) struct Budget {
 enum Countdown {
     /// No reasoning yet, or it has ended.
     Outside,
-    /// So many tokens are left.
+    /// Remaining tokens of the budget.
     Counting(u32),
     /// The budget is spent, within a character.
     Unfinished,

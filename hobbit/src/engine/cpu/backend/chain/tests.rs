@@ -131,7 +131,7 @@ fn halves_of_one_product_and_nodes_in_place_are_followed() {
 }
 
 #[test]
-fn what_mixes_rows_is_no_chain() {
+fn products_that_mix_rows_are_no_chain() {
     for op in [llama::GGML_OP_SOFT_MAX, llama::GGML_OP_CONT, llama::GGML_OP_MUL_MAT] {
         let mut nodes = Nodes::default();
         let (x, ids) = (nodes.leaf([8, 1]), nodes.leaf([2, 1]));

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_layers_own_copies_leave() {
+    fn the_link_is_idle_between_a_layers_copies() {
         let mut idle = Idle::default();
         assert_eq!(idle.estimates(0), Estimates::default());
         idle.observe_link(1000, 2.0);
