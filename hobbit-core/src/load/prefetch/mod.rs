@@ -20,7 +20,7 @@
 //! Probabilities are learned by predicted weight, separately for resident and missing experts ([`Odds`]): where nearly
 //! all used experts are in the cache, most predictions of missing ones are wrong. Without them the rule decoded up to
 //! 10 % slower in replays of recorded routes; an estimate of what each read saves and of what its eviction costs
-//! gained at most 4 % over it, and 0.2 % in the mean.
+//! gained at most 4 % over it, and 0.2 % in the mean (benches/results/policies.md).
 //!
 //! The papers judge no guess: with [`PrefetchRule::All`], [`PrefetchRule::First`] and [`PrefetchRule::Budget`] it is
 //! read if there is a slot or staging for it.
