@@ -55,7 +55,8 @@ fn other_poolings() {
     server.post(PATH, &json!({"input": "x"})).refused();
     let mut ranker = program(env!("CARGO_BIN_EXE_hobbit-server"));
     let refused =
-        ranker.args(["-m", demo_model().to_str().unwrap(), "--embeddings", "--pooling", "rank"]).output().unwrap();
+        ranker.arg("-m").arg(demo_model()).args(["--port", "0", "--embeddings", "--pooling", "rank"]).output();
+    let refused = refused.unwrap();
     let message = String::from_utf8(refused.stderr).unwrap();
     assert!(refused.status.code() == Some(1) && message.contains("no head that ranks"), "{message}");
     Server::start(&[]).post(PATH, &json!({"input": "x"})).error(501, "not_supported_error");

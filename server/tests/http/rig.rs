@@ -290,7 +290,7 @@ impl Drop for Server {
 /// MiB of the smallest memory budget that a server accepts with these flags.
 pub fn least_mib(flags: &[&str]) -> u64 {
     let mut server = program(env!("CARGO_BIN_EXE_hobbit-server"));
-    let refused = server.args(flags).args(["--mem-budget", "1M"]).output().unwrap();
+    let refused = server.args(flags).args(["--port", "0", "--mem-budget", "1M"]).output().unwrap();
     let message = String::from_utf8(refused.stderr).unwrap();
     let (_, advised) = message.split_once("give --mem-budget ").unwrap_or_else(|| panic!("{message}"));
     advised.split("MiB").next().unwrap().parse().unwrap()

@@ -248,7 +248,8 @@ fn models_have_flags_of_their_own() {
 
 /// The error of a server that does not start.
 fn refused(words: &[&str]) -> String {
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_hobbit-server")).args(words).output().unwrap();
+    let mut server = std::process::Command::new(env!("CARGO_BIN_EXE_hobbit-server"));
+    let output = server.args(["--port", "0"]).args(words).output().unwrap();
     assert!(!output.status.success());
     String::from_utf8(output.stderr).unwrap()
 }

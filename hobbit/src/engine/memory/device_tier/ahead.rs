@@ -36,8 +36,8 @@ use hobbit_core::residency::{LayerStep, Lookahead, Selection, Slots};
 /// many in a layer.
 const OUTSTANDING_MAX: usize = 8;
 
-/// A submitted copy cannot be withdrawn: all of it must end before its layer begins.
-const IN_TIME_MIN: f64 = 1.0;
+/// A submitted copy cannot be withdrawn: half of it must end before its layer begins.
+const IN_TIME_MIN: f64 = 0.5;
 
 /// Maximum versions that wait for a promotion: some layers' worth. The oldest ones give way.
 const WANTED_MAX: usize = 64;
