@@ -34,8 +34,8 @@ pub fn read<A>(
     parse(words).or_else(|error| Err(Answered(exit::usage(&error)?).into()))
 }
 
-/// A derived command with the common behaviour of llama.cpp's programs: a repeated flag overrides, and [`AboutArgs`]
-/// handles help and version.
+/// A derived command with the common behaviour of llama.cpp's programs: a repeated flag overrides, and
+/// [`AboutArgs`](super::AboutArgs) handles help and version.
 pub fn as_program(command: Command) -> Command {
     let command = command.version(env!("HOBBIT_VERSION")).max_term_width(110).args_override_self(true);
     let styles = Styles::styled()

@@ -13,7 +13,7 @@ use crate::cache::{Cache, ShareId, SliceState, SlotId};
 use crate::expert::{SliceId, SliceKind, Version};
 use crate::load::LoadClass;
 
-/// See the [module](self).
+/// The host's slots and the reads that fill them.
 pub struct Memory<R: Reads, O> {
     pub(super) cache: Cache,
     pub(super) layout: Layout,

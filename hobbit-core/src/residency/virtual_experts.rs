@@ -40,7 +40,7 @@ pub struct VirtualExpertsOptions {
     pub norms: Vec<(u16, Vec<f32>)>,
 }
 
-/// Decides which experts count as present, and which comes next. See the [module](self).
+/// Decides which experts count as present, and which comes next.
 #[derive(Debug)]
 pub struct VirtualExperts {
     n_used: usize,
