@@ -81,27 +81,17 @@ struct Conversation {
     inputs: ChatInputs,
 }
 
+/// What goes with the next message: texts of /read, markers of /image, and the media.
+#[derive(Default)]
+struct Attached {
+    text: String,
+    media: Vec<Media>,
+}
+
 /// Runs the conversation until the user ends it, or for one turn with `-st`.
 pub fn run(desk: &mut Desk) -> Result<End> {
     let args = desk.args;
-    let templates = run::templates(desk.model, &args.run.model, args.chat.template.chat_template.as_deref())?;
-    let kwargs = &args.reasoning.template_kwargs;
-    let template_thinks = args.chat.template.jinja.0 && templates.supports_thinking();
-    let inputs = ChatInputs {
-        json_schema: args.json_schema.clone(),
-        reasoning_format: args.reasoning.format,
-        enable_thinking: args.reasoning.enable_thinking(kwargs, template_thinks)?,
-        template_kwargs: kwargs.clone(),
-        use_jinja: args.chat.template.jinja.0,
-        ..ChatInputs::default()
-    };
-    let system = args.chat.system_prompt.clone();
-    let mut talk =
-        Conversation { system, messages: Vec::new(), n_answers: 0, in_context: Vec::new(), templates, inputs };
-    talk.clear(desk);
-    if args.chat.template.chat_template.is_none() && desk.model.info().chat_template.is_none() {
-        desk.log.line(Level::Warning, "warning: the model has no chat template: using chatml; see --chat-template");
-    }
+    let mut talk = Conversation::begin(desk)?;
     let history = args.chat.history.0.then(|| console::history(|name| std::env::var_os(name))).flatten();
     let mut keyboard = Keyboard::new(args.output.simple_io.0, args.chat.multiline_input.0, history);
     let mut given = args.prompt.as_ref().map(|prompt| text_of(&prompt.0, "the prompt", desk));
@@ -109,13 +99,11 @@ pub fn run(desk: &mut Desk) -> Result<End> {
         let line = "hobbit: conversation; Ctrl-C stops an answer, /help lists commands, /exit ends";
         desk.log.line(Level::Info, line);
     }
-    // Files of /read and /image wait here for their message.
-    let mut attached = String::new();
-    let mut pictures = media::read_all(desk, &args.attached)?;
+    let mut attached = Attached { text: String::new(), media: media::read_all(desk, &args.attached)? };
     if let Some(text) = given.take() {
-        given = Some(media::placed(text, pictures.len()));
+        given = Some(media::placed(text, attached.media.len()));
     } else {
-        attached = MARKER.repeat(pictures.len());
+        attached.text = MARKER.repeat(attached.media.len());
     }
     loop {
         // Printed once the message is known to fit.
@@ -132,51 +120,22 @@ pub fn run(desk: &mut Desk) -> Result<End> {
             },
         };
         let has_answer = talk.messages.last().is_some_and(|last| last.role == Role::Assistant);
-        let done = match message {
+        match message {
             Input::Exit => return Ok(End::Stopped),
-            Input::Clear => {
-                talk.clear(desk);
-                attached.clear();
-                pictures.clear();
-                desk.encoder = None;
-                Ok("the conversation is forgotten".to_owned())
+            Input::Forget(n) => {
+                let done = talk.forget(n, desk)?;
+                desk.log.line(Level::Info, format!("hobbit: {done}"));
             }
-            Input::Forget(n) => Ok(talk.forget(n, desk)?),
-            Input::Read(path) => read(&path).map(|bytes| {
-                let text = text_of(&bytes, &path, desk);
-                let n = text.chars().count();
-                attached += &(text + "\n");
-                format!("{path}: {n} characters go with the next message")
-            }),
-            Input::System(text) if !text.is_empty() => Ok(talk.instruct(text)),
-            Input::Load(path) => talk.load(Path::new(&path)).map(|n| format!("{n} messages are loaded from {path}")),
-            Input::Save(path) => talk.save(Path::new(&path)).map(|()| format!("the conversation is saved in {path}")),
-            Input::Attach(path) => media::read(desk, Path::new(&path)).map(|read| {
-                attached += MARKER;
-                pictures.push(read);
-                format!("{path} goes with the next message")
-            }),
-            Input::Unknown(command) => {
-                Err(anyhow!("unknown command {command}; /help lists them, and '/{command}' sends it as a message"))
-            }
-            Input::Help => {
-                desk.log.line(Level::Error, COMMANDS);
-                continue;
-            }
-            Input::System(_) => {
+            Input::Help => desk.log.line(Level::Error, COMMANDS),
+            Input::System(text) if text.is_empty() => {
                 desk.log.line(Level::Error, talk.system.as_deref().unwrap_or("there is no system prompt"));
-                continue;
             }
-            Input::Regenerate if !has_answer => {
-                desk.log.line(Level::Error, "error: there is no answer to replace");
-                continue;
-            }
-            Input::Message(ref text) if text.is_empty() && attached.is_empty() => continue,
+            Input::Regenerate if !has_answer => desk.log.line(Level::Error, "error: there is no answer to replace"),
+            Input::Message(text) if text.is_empty() && attached.text.is_empty() => {}
             Input::Message(_) | Input::Regenerate => {
                 if let Input::Message(text) = message {
-                    let text = std::mem::take(&mut attached) + &text;
-                    let media = std::mem::take(&mut pictures);
-                    talk.messages.push(Message { media, ..Message::new(Role::User, text) });
+                    let Attached { text: before, media } = std::mem::take(&mut attached);
+                    talk.messages.push(Message { media, ..Message::new(Role::User, before + &text) });
                     talk.n_answers = 0;
                 } else {
                     talk.messages.pop();
@@ -186,20 +145,74 @@ pub fn run(desk: &mut Desk) -> Result<End> {
                 if args.chat.single_turn.0 || desk.ctrl_c.is_ending() {
                     return Ok(end);
                 }
-                continue;
             }
-        };
-        match done {
-            Ok(line) => desk.log.line(Level::Info, format!("hobbit: {line}")),
-            Err(error) => {
-                desk.failed = true;
-                desk.log.line(Level::Error, format!("error: {}", in_words(&error)));
-            }
+            command => match talk.obey(command, &mut attached, desk) {
+                Ok(line) => desk.log.line(Level::Info, format!("hobbit: {line}")),
+                Err(error) => {
+                    desk.failed = true;
+                    desk.log.line(Level::Error, format!("error: {}", in_words(&error)));
+                }
+            },
         }
     }
 }
 
 impl Conversation {
+    /// A conversation without messages but the system's.
+    fn begin(desk: &mut Desk) -> Result<Self> {
+        let args = desk.args;
+        let templates = run::templates(desk.model, &args.run.model, args.chat.template.chat_template.as_deref())?;
+        let kwargs = &args.reasoning.template_kwargs;
+        let template_thinks = args.chat.template.jinja.0 && templates.supports_thinking();
+        let inputs = ChatInputs {
+            json_schema: args.json_schema.clone(),
+            reasoning_format: args.reasoning.format,
+            enable_thinking: args.reasoning.enable_thinking(kwargs, template_thinks)?,
+            template_kwargs: kwargs.clone(),
+            use_jinja: args.chat.template.jinja.0,
+            ..ChatInputs::default()
+        };
+        let system = args.chat.system_prompt.clone();
+        let mut talk = Self { system, messages: Vec::new(), n_answers: 0, in_context: Vec::new(), templates, inputs };
+        talk.clear(desk);
+        if args.chat.template.chat_template.is_none() && desk.model.info().chat_template.is_none() {
+            desk.log.line(Level::Warning, "warning: the model has no chat template: using chatml; see --chat-template");
+        }
+        Ok(talk)
+    }
+
+    /// Carries out a command; returns what was done.
+    fn obey(&mut self, command: Input, attached: &mut Attached, desk: &mut Desk) -> Result<String> {
+        match command {
+            Input::Clear => {
+                self.clear(desk);
+                *attached = Attached::default();
+                desk.encoder = None;
+                Ok("the conversation is forgotten".to_owned())
+            }
+            Input::Read(path) => {
+                let text = text_of(&read(&path)?, &path, desk);
+                let n = text.chars().count();
+                attached.text += &(text + "\n");
+                Ok(format!("{path}: {n} characters go with the next message"))
+            }
+            Input::System(text) => Ok(self.instruct(text)),
+            Input::Load(path) => self.load(Path::new(&path)).map(|n| format!("{n} messages are loaded from {path}")),
+            Input::Save(path) => self.save(Path::new(&path)).map(|()| format!("the conversation is saved in {path}")),
+            Input::Attach(path) => {
+                attached.media.push(media::read(desk, Path::new(&path))?);
+                attached.text += MARKER;
+                Ok(format!("{path} goes with the next message"))
+            }
+            Input::Unknown(command) => {
+                Err(anyhow!("unknown command {command}; /help lists them, and '/{command}' sends it as a message"))
+            }
+            Input::Exit | Input::Forget(_) | Input::Help | Input::Regenerate | Input::Message(_) => {
+                unreachable!("handled by the caller")
+            }
+        }
+    }
+
     fn clear(&mut self, desk: &mut Desk) {
         desk.session.reset();
         self.in_context.clear();

@@ -11,8 +11,8 @@ use hobbit_core::plan::ExpertCache;
 
 use super::held;
 use super::origins::{Cors, Hosts};
-use hobbit_programs::args::ContextArgs;
 use hobbit_programs::args::server::{HttpArgs, ServedChatArgs, ServerArgs, SlotArgs};
+use hobbit_programs::args::{ContextArgs, RunArgs};
 use hobbit_programs::args::{Verbosity, verbosity};
 use hobbit_programs::reasoning::Reasoning;
 use hobbit_programs::resolve::{self, Run};
@@ -85,26 +85,11 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         log,
     } = args;
     let is_demo = run.model.model.is_none();
-    let memory = &mut run.experts.memory;
-    if is_demo && (memory.mem_budget, memory.expert_cache) == (Budget::Auto, ExpertCache::Auto) {
-        memory.expert_cache = DEMO_CACHE;
-    }
     chat.template.read_file(around)?;
     if is_demo {
-        slots.predict.get_or_insert(DEMO_PREDICT);
+        set_demo_defaults(&mut run, &mut slots, &mut chat);
     }
-    if is_demo && chat.template.jinja.0 {
-        chat.template.chat_template.get_or_insert_with(|| DEMO_TEMPLATE.to_owned());
-    }
-    http.api_key.retain(|key| !key.is_empty());
-    if let Some(file) = &http.api_key_file {
-        let text = text_of(file, around)?;
-        let keys = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-        http.api_key.extend(keys.map(str::to_owned));
-        if http.api_key.is_empty() {
-            bail!("{}: no key in this file; without --api-key-file, no key is needed", file.display());
-        }
-    }
+    read_keys(&mut http, around)?;
     if let Some(directory) = &slots.slot_save_path {
         let is_directory = std::fs::metadata(directory).is_ok_and(|found| found.is_dir());
         if !is_directory {
@@ -140,13 +125,8 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         aliases.push(model.file_name().unwrap_or_default().to_string_lossy().into_owned());
     }
     let schema = resolve::json_schema(&sampling, around)?;
-    let hosts_allowed = if http.api_key.is_empty() && !http.allowed_hosts.iter().any(|name| name == "*") {
-        Hosts::Local(http.allowed_hosts.iter().chain(&http.host).map(|name| host_name(name)).collect())
-    } else {
-        Hosts::Any
-    };
     let settings = Settings {
-        hosts_allowed,
+        hosts_allowed: hosts_allowed(&http),
         cors: cors(http.cors_origins.as_deref()),
         ping: u64::try_from(http.sse_ping_interval).ok().filter(|n| *n > 0).map(Duration::from_secs),
         n_slots: n_slots as usize,
@@ -165,6 +145,39 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
     };
     let verbosity = verbosity(&closing, &log);
     Ok(Resolved { settings, model_options, session_options, verbosity, log_file: log.log_file })
+}
+
+/// The demo's own values for flags that were not given.
+fn set_demo_defaults(run: &mut RunArgs, slots: &mut SlotArgs, chat: &mut ServedChatArgs) {
+    let memory = &mut run.experts.memory;
+    if (memory.mem_budget, memory.expert_cache) == (Budget::Auto, ExpertCache::Auto) {
+        memory.expert_cache = DEMO_CACHE;
+    }
+    slots.predict.get_or_insert(DEMO_PREDICT);
+    if chat.template.jinja.0 {
+        chat.template.chat_template.get_or_insert_with(|| DEMO_TEMPLATE.to_owned());
+    }
+}
+
+/// Adds the keys of `--api-key-file` to those of `--api-key`.
+fn read_keys(http: &mut HttpArgs, around: &dyn Surroundings) -> Result<()> {
+    http.api_key.retain(|key| !key.is_empty());
+    let Some(file) = &http.api_key_file else { return Ok(()) };
+    let text = text_of(file, around)?;
+    let keys = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    http.api_key.extend(keys.map(str::to_owned));
+    if http.api_key.is_empty() {
+        bail!("{}: no key in this file; without --api-key-file, no key is needed", file.display());
+    }
+    Ok(())
+}
+
+/// Without a key, requests must name this machine: a page from elsewhere could reach the server by a name of its own.
+fn hosts_allowed(http: &HttpArgs) -> Hosts {
+    if !http.api_key.is_empty() || http.allowed_hosts.iter().any(|name| name == "*") {
+        return Hosts::Any;
+    }
+    Hosts::Local(http.allowed_hosts.iter().chain(&http.host).map(|name| host_name(name)).collect())
 }
 
 /// The host name in `NAME`, `NAME:PORT` or `NAME.`.

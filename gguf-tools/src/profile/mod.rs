@@ -7,7 +7,7 @@ mod sensitivity;
 mod table;
 pub mod text;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use hobbit::options::{LowSource, PrecisionMode, RoutingOptions};
@@ -141,6 +141,16 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     emit(args.run.output.as_deref(), args.run.json, profile.to_json(), table::Table(&profile))
 }
 
+/// Writes the table of expert sets that followed each other.
+fn make_path_table(path: &Path, mut batches: PathBatches) -> anyhow::Result<()> {
+    let table = batches.build();
+    write_path_table(path, &table)?;
+    let (n_pairs, n_layers, n_tokens) = (table.n_pairs(), table.n_layers(), table.n_tokens());
+    let path = path.display();
+    tell(format_args!("{path}: {n_pairs} pairs of expert sets in {n_layers} layers, of {n_tokens} tokens"));
+    Ok(())
+}
+
 fn profile(args: &Args) -> anyhow::Result<Profile> {
     let (text_file, opened) = (&args.text, Opened::of(&args.file)?);
     let (gguf, map) = (&opened.gguf, &opened.map);
@@ -187,12 +197,8 @@ fn profile(args: &Args) -> anyhow::Result<Profile> {
         .as_ref()
         .map(|_| PathBatches::new(PathTableBuilder::new(model.predict_shape(), PathLimits::default())));
     let (perplexity, uses) = text::observe(model, &text, context, first.threads, batches.as_mut())?;
-    if let (Some(path), Some(mut batches)) = (&args.path_table, batches) {
-        let table = batches.build();
-        write_path_table(path, &table)?;
-        let (n_pairs, n_layers, n_tokens) = (table.n_pairs(), table.n_layers(), table.n_tokens());
-        let path = path.display();
-        tell(format_args!("{path}: {n_pairs} pairs of expert sets in {n_layers} layers, of {n_tokens} tokens"));
+    if let (Some(path), Some(batches)) = (&args.path_table, batches) {
+        make_path_table(path, batches)?;
     }
 
     let mut profile = Profile {
@@ -213,15 +219,14 @@ fn profile(args: &Args) -> anyhow::Result<Profile> {
             None => norms::of(gguf, map, source.threads)?,
         },
     };
-    let has_own = opened.is_pack() && opened.catalog.has_low();
-    let smallest = widths.last().copied();
-    let wants_low = args.low.is_some() || smallest.is_some();
-    let low = match args.max_loss {
-        Some(_) if has_own && args.low.is_none() => Some(LowVersions::Own),
-        Some(_) if wants_low => Some(source.low(args.low.as_deref(), smallest)?),
-        _ => None,
-    };
     if let Some(max_loss) = args.max_loss {
+        let has_own = opened.is_pack() && opened.catalog.has_low();
+        let smallest = widths.last().copied();
+        let low = match &args.low {
+            None if has_own => Some(LowVersions::Own),
+            None if smallest.is_none() => None,
+            given => Some(source.low(given.as_deref(), smallest)?),
+        };
         let thresholds = mixes::thresholds(&uses)?;
         for run in &runs {
             let with = low.as_ref().map(|versions| (versions, &thresholds[..]));

@@ -87,9 +87,43 @@ fn machine(out: &mut String, report: &Report) -> std::fmt::Result {
 }
 
 fn speeds(out: &mut String, report: &Report, forecast: &Forecast) -> std::fmt::Result {
-    let Forecast { expected, low, high, .. } = forecast;
-    let of_experts = |bytes: u64| Percent(bytes as f64 / report.model.expert_bytes.max(1) as f64);
     writeln!(out)?;
+    places(out, report, forecast)?;
+    decode(out, forecast)?;
+    let expected = &forecast.expected;
+    let what = match expected.limit() {
+        Limit::Disk => "the disk",
+        Limit::Products => "products (memory bandwidth, cores)",
+    };
+    writeln!(
+        out,
+        "limited by     {what}: products {}, reads {} of a token's {}; at once {:.0}",
+        milliseconds(expected.products_seconds),
+        milliseconds(expected.reading_seconds),
+        milliseconds(1.0 / expected.tokens_per_second),
+        Percent(expected.efficiency().min(1.0))
+    )?;
+    let first = forecast.first_token;
+    let products = if report.machine.host.cpu.operations.is_none() { ", of operations assumed" } else { "" };
+    writeln!(
+        out,
+        "first token    {} for {} tokens: loading {}, prompt {} (reads {}, products {}{products})",
+        seconds(first.seconds()),
+        report.task.n_prompt,
+        seconds(first.load_seconds),
+        seconds(first.prompt_seconds),
+        seconds(first.reading_seconds),
+        seconds(first.products_seconds)
+    )?;
+    if forecast.device.is_some() {
+        writeln!(out, "no run on a GPU was ever measured: what it brings follows from bandwidths alone")?;
+    }
+    Ok(())
+}
+
+/// Where experts and the rest lie.
+fn places(out: &mut String, report: &Report, forecast: &Forecast) -> std::fmt::Result {
+    let of_experts = |bytes: u64| Percent(bytes as f64 / report.model.expert_bytes.max(1) as f64);
     match &forecast.plan {
         None => writeln!(out, "fits           all of it: llama.cpp runs by itself")?,
         Some(plan) => {
@@ -126,6 +160,12 @@ fn speeds(out: &mut String, report: &Report, forecast: &Forecast) -> std::fmt::R
         (None, Some(_)) => writeln!(out, "GPU            too small for ordinary weights and the context: left aside")?,
         (None, None) => {}
     }
+    Ok(())
+}
+
+/// The speed of decoding and the reads of a token.
+fn decode(out: &mut String, forecast: &Forecast) -> std::fmt::Result {
+    let Forecast { expected, low, high, .. } = forecast;
     let speed = |speed: f64| number(speed);
     write!(out, "decode, exact  {} t/s", speed(expected.tokens_per_second))?;
     // Each is a draw of a few tokens: the figure itself may lie beyond the other two.
@@ -148,33 +188,6 @@ fn speeds(out: &mut String, report: &Report, forecast: &Forecast) -> std::fmt::R
             Percent(expected.hit_rate),
             Bytes(expected.bytes_read as u64)
         )?;
-    }
-    let what = match expected.limit() {
-        Limit::Disk => "the disk",
-        Limit::Products => "products (memory bandwidth, cores)",
-    };
-    writeln!(
-        out,
-        "limited by     {what}: products {}, reads {} of a token's {}; at once {:.0}",
-        milliseconds(expected.products_seconds),
-        milliseconds(expected.reading_seconds),
-        milliseconds(1.0 / expected.tokens_per_second),
-        Percent(expected.efficiency().min(1.0))
-    )?;
-    let first = forecast.first_token;
-    let products = if report.machine.host.cpu.operations.is_none() { ", of operations assumed" } else { "" };
-    writeln!(
-        out,
-        "first token    {} for {} tokens: loading {}, prompt {} (reads {}, products {}{products})",
-        seconds(first.seconds()),
-        report.task.n_prompt,
-        seconds(first.load_seconds),
-        seconds(first.prompt_seconds),
-        seconds(first.reading_seconds),
-        seconds(first.products_seconds)
-    )?;
-    if forecast.device.is_some() {
-        writeln!(out, "no run on a GPU was ever measured: what it brings follows from bandwidths alone")?;
     }
     Ok(())
 }
