@@ -22,9 +22,10 @@ pub fn find(
     exists: impl Fn(&Path) -> bool,
 ) -> Result<PathBuf, String> {
     if let Some(named) = named {
-        return match exists(&named) {
-            true => Ok(named),
-            false => Err(format!("{}: the demo model that {VARIABLE} names does not exist", named.display())),
+        return if exists(&named) {
+            Ok(named)
+        } else {
+            Err(format!("{}: the demo model that {VARIABLE} names does not exist", named.display()))
         };
     }
     let beside = executable.iter().flat_map(|file| file.ancestors().skip(1)).map(|dir| dir.join(FILE));

@@ -92,9 +92,8 @@ fn deviation(precision: &PrecisionReport) -> Option<String> {
         return Some(format!("precision: dynamic{over} (T1 {t1:.2}, T2 {t2:.2}), {low}; results are approximate"));
     }
     let is_resident = precision.high.slots == precision.high.experts && !precision.divided;
-    let unused = low.map(|low| match is_resident {
-        true => format!("everything fits, {low} is not needed"),
-        false => format!("{low} is not used"),
+    let unused = low.map(|low| {
+        if is_resident { format!("everything fits, {low} is not needed") } else { format!("{low} is not used") }
     });
     if precision.routing.is_some() {
         return unused;
@@ -170,10 +169,9 @@ pub fn closing(run: &Closing) -> Vec<String> {
     // A dense model has no hit rate.
     let counted = phases.into_iter().rev().find(|(_, phase)| phase.hit_rate().is_some());
     lines.extend(counted.map(|(name, phase)| experts(name, phase, run)));
-    let seed = run.seed.map(|seed| match run.is_seed_drawn {
-        true => format!("random seed {seed} (reuse: -s)"),
-        false => format!("seed {seed}"),
-    });
+    let seed = run
+        .seed
+        .map(|seed| if run.is_seed_drawn { format!("random seed {seed} (reuse: -s)") } else { format!("seed {seed}") });
     let peak = (stats.peak_rss_bytes > 0).then(|| format!("peak memory {}", Bytes(stats.peak_rss_bytes)));
     let last: Vec<String> = seed.into_iter().chain(peak).collect();
     if !last.is_empty() {

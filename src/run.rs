@@ -79,10 +79,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     };
     let model = open(&args.run.model, args.run.is_demo, &model_options, log, &ctrl_c).map_err(beside_draft)?;
     let has_template = model.info().chat_template.is_some();
-    let given = match args.converses(has_template) {
-        true => None,
-        false => Some(completion::text(args, &Process, log, &ctrl_c)?),
-    };
+    let given = if args.converses(has_template) { None } else { Some(completion::text(args, &Process, log, &ctrl_c)?) };
     // A single prompt goes back to nothing, unless a file keeps its state.
     let goes_back = args.prompt_cache.is_some() || given.is_none() && !args.chat.single_turn.0;
     let checkpoints = if goes_back { args.run.session_options.checkpoints } else { 0 };

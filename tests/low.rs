@@ -102,9 +102,12 @@ fn toy(dir: &Path, name: &str, dtype: &str, weights: &[f32], bias: Option<&str>)
     }
     let path = dir.join(name);
     let mut file = std::fs::File::create(&path).unwrap();
-    let written = header.finish().write(&mut file, |tensor, out| match tensor.name.contains("inp") {
-        true => out.write_all(&router),
-        false => out.write_all(&vec![0; tensor.extent.len as usize]),
+    let written = header.finish().write(&mut file, |tensor, out| {
+        if tensor.name.contains("inp") {
+            out.write_all(&router)
+        } else {
+            out.write_all(&vec![0; tensor.extent.len as usize])
+        }
     });
     written.unwrap();
     path

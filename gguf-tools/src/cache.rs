@@ -106,9 +106,10 @@ pub fn rm(args: &RmArgs) -> Result<()> {
     let found = kept::list(&places);
     let Some(own) = found.iter().find(|own| own.name == args.model) else {
         let names: Vec<&str> = found.iter().map(|own| own.name.as_str()).collect();
-        let others = match names.is_empty() {
-            true => "nothing is downloaded".to_owned(),
-            false => format!("there are: {}", names.join(", ")),
+        let others = if names.is_empty() {
+            "nothing is downloaded".to_owned()
+        } else {
+            format!("there are: {}", names.join(", "))
         };
         bail!("'{}' is not in {}; {others}", args.model, places.hub.display());
     };

@@ -46,9 +46,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     let file = args.file.context("give a file, or --forecast --shape NAME")?;
     let gguf = Gguf::open(&file)?;
-    let text = match Pack::is_pack(&gguf) {
-        true => text(&pack::Report::of(&Pack::open(&file)?), args.json)?,
-        false => text(&Report::of(&gguf)?, args.json)?,
+    let text = if Pack::is_pack(&gguf) {
+        text(&pack::Report::of(&Pack::open(&file)?), args.json)?
+    } else {
+        text(&Report::of(&gguf)?, args.json)?
     };
     io::stdout().write_all(text.as_bytes())?;
     Ok(())

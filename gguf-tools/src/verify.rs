@@ -45,9 +45,8 @@ struct Report {
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     let gguf = Gguf::open(&args.file).map_err(anyhow::Error::from);
-    let report = gguf.and_then(|gguf| match Pack::is_pack(&gguf) {
-        true => Report::of_pack(&Pack::open(&args.file)?),
-        false => Report::of_plain(&gguf),
+    let report = gguf.and_then(|gguf| {
+        if Pack::is_pack(&gguf) { Report::of_pack(&Pack::open(&args.file)?) } else { Report::of_plain(&gguf) }
     });
     let report = match report {
         Ok(report) => report,

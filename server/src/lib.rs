@@ -376,7 +376,9 @@ fn attending(gguf: &Gguf, rpc: &[String], options: &SessionOptions, log: Option<
             "note: concurrent requests may slightly change each other's output; -fa off prevents it ({})",
             Bytes(scores)
         );
-        log.into_iter().for_each(|log| log.line(Level::Info, &line));
+        if let Some(log) = log {
+            log.line(Level::Info, &line);
+        }
         return options.clone();
     }
     SessionOptions { flash_attn: FlashAttn::Off, ..options.clone() }

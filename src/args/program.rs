@@ -82,10 +82,7 @@ pub fn with_spellings(command: Command) -> Command {
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
         let help = if also.is_empty() { help } else { format!("{help} [also: {}]", also.join(", ")) };
         let arg = arg.help(help).hide_env_values(true).hide_default_value(is_switch && !is_on);
-        match is_switch || is_tri {
-            true => arg.num_args(0..=1).require_equals(true).default_missing_value("on"),
-            false => arg,
-        }
+        if is_switch || is_tri { arg.num_args(0..=1).require_equals(true).default_missing_value("on") } else { arg }
     })
 }
 
@@ -96,9 +93,10 @@ pub fn with_switches(command: Command) -> Command {
         let is_of = |kind: &(TypeId, _, _)| arg.get_value_parser().type_id() == kind.0;
         let Some((_, name, default)) = kinds.into_iter().find(is_of) else { return arg };
         // The derive requires a value where the declaration gives no default.
-        match arg.is_required_set() {
-            true => arg.value_name(name).required(false).default_value(default),
-            false => arg.value_name(name),
+        if arg.is_required_set() {
+            arg.value_name(name).required(false).default_value(default)
+        } else {
+            arg.value_name(name)
         }
     })
 }

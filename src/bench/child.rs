@@ -250,10 +250,8 @@ const BYTES_MAX: u64 = 2 << 30;
 /// measured for `time`, with direct I/O where possible.
 pub fn random_reads(model: &Path, time: Duration) -> Result<f64> {
     let gguf = Gguf::open(model)?;
-    let (ranges, slice_bytes) = match Pack::is_pack(&gguf) {
-        true => of_pack(&Pack::open(model)?),
-        false => of_plain(&gguf.experts()?),
-    };
+    let (ranges, slice_bytes) =
+        if Pack::is_pack(&gguf) { of_pack(&Pack::open(model)?) } else { of_plain(&gguf.experts()?) };
     ensure!(slice_bytes > 0, "{}: a dense model has no experts to read", model.display());
     let files: Vec<PathBuf> = gguf.files.iter().map(|file| file.path.clone()).collect();
     let can_direct = probe::io_uring().is_ok() && files.iter().all(|file| probe::direct(file).is_ok());

@@ -12,10 +12,7 @@ pub fn significant(number: f64) -> String {
     let before = if number >= 1.0 { number.log10().floor() as i32 + 1 } else { 1 };
     let decimals = usize::try_from(6 - before).unwrap_or(0).min(3);
     let text = format!("{number:.decimals$}");
-    match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-        false => text,
-    }
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
 /// Estimated duration: `1 hours 2.50 minutes`.

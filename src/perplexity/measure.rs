@@ -160,9 +160,10 @@ pub fn perplexity<'a>(desk: &'a Desk, model: &Model, base: Option<&Path>) -> Res
             let ppl = all.mean().exp();
             chunks.push(ppl);
             let start = (chunk - chunk % windows.n_seq()) * windows.n_ctx;
-            desk.print(&match desk.args.in_lines {
-                false => format::chunk(chunk + 1, ppl),
-                true => format::chunk_line(start, &all),
+            desk.print(&if desk.args.in_lines {
+                format::chunk_line(start, &all)
+            } else {
+                format::chunk(chunk + 1, ppl)
             })
         })?;
         if let Some(base) = base {

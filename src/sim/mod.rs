@@ -111,9 +111,10 @@ fn others(files: &[PathBuf], recording: &Recording) -> Result<Vec<Recording>> {
     let open = |file: &PathBuf| {
         let other = open(file, None)?;
         let first = || recording.path.clone();
-        match shape(&other) == shape(recording) {
-            true => Ok(other),
-            false => Err(SimError::OtherModel { first: first(), other: other.path }.into()),
+        if shape(&other) == shape(recording) {
+            Ok(other)
+        } else {
+            Err(SimError::OtherModel { first: first(), other: other.path }.into())
         }
     };
     files.iter().map(open).collect()

@@ -98,9 +98,10 @@ impl Rig {
     fn files(&self) -> Vec<String> {
         fn walk(directory: &Path, root: &Path, found: &mut Vec<String>) {
             for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-                match entry.file_type().unwrap().is_dir() {
-                    true => walk(&entry.path(), root, found),
-                    false => found.push(entry.path().strip_prefix(root).unwrap().display().to_string()),
+                if entry.file_type().unwrap().is_dir() {
+                    walk(&entry.path(), root, found)
+                } else {
+                    found.push(entry.path().strip_prefix(root).unwrap().display().to_string())
                 }
             }
         }
@@ -489,9 +490,10 @@ fn hostile_names_lead_nowhere() {
     for (commit, blob) in [("../../x", "f"), (COMMIT, "../../../x"), (COMMIT, "/etc/x")] {
         let server = Server::new(move |request| {
             let file = json!({"rfilename": "m.gguf", "size": 100, "blobId": blob});
-            match request.path == API {
-                true => Reply::new(200, json!({"sha": commit, "siblings": [file]}).to_string()),
-                false => Reply::new(200, model(1, 100)).with("etag", "\"../../y\""),
+            if request.path == API {
+                Reply::new(200, json!({"sha": commit, "siblings": [file]}).to_string())
+            } else {
+                Reply::new(200, model(1, 100)).with("etag", "\"../../y\"")
             }
         });
         let rig = rig(&server);
@@ -505,9 +507,12 @@ fn a_sparse_listing_suffices() {
     let bytes = model(1, 5000);
     let server = Server::new({
         let bytes = bytes.clone();
-        move |request| match request.path == API {
-            true => Reply::new(200, json!({"sha": COMMIT, "siblings": [{"rfilename": "m.gguf"}]}).to_string()),
-            false => Reply::file(request, &bytes, "\"etag-of-a-mirror\""),
+        move |request| {
+            if request.path == API {
+                Reply::new(200, json!({"sha": COMMIT, "siblings": [{"rfilename": "m.gguf"}]}).to_string())
+            } else {
+                Reply::file(request, &bytes, "\"etag-of-a-mirror\"")
+            }
         }
     });
     let rig = rig(&server);

@@ -120,9 +120,10 @@ impl Web {
             let size = number(&answer, "x-linked-size");
             return Ok(Announced { etag: Some(etag.to_owned()), sha256: Some(sha256), size });
         }
-        let answer = match answer.status().is_redirection() {
-            true => patiently(tries, witness, || self.ask((true, REDIRECTS_MAX, None), url, what, &[]))?,
-            false => answer,
+        let answer = if answer.status().is_redirection() {
+            patiently(tries, witness, || self.ask((true, REDIRECTS_MAX, None), url, what, &[]))?
+        } else {
+            answer
         };
         Ok(Announced { etag: etag(&answer), sha256: None, size: number(&answer, "content-length") })
     }

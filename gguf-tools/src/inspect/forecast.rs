@@ -146,10 +146,7 @@ pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()
     let is_there = args.shape.is_none() && gguf.missing_bytes() == 0;
     let machine = Machine::of(args, is_there.then_some(&gguf), &types)?;
     let report = report(args, &gguf, shape, machine)?;
-    let text = match json {
-        true => serde_json::to_string_pretty(&report)? + "\n",
-        false => page::page(&report),
-    };
+    let text = if json { serde_json::to_string_pretty(&report)? + "\n" } else { page::page(&report) };
     std::io::stdout().write_all(text.as_bytes())?;
     Ok(())
 }

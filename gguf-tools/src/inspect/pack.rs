@@ -185,10 +185,8 @@ impl fmt::Display for Report {
             for (i, (what, records)) in both.iter().filter_map(|(w, r)| Some((*w, r.as_ref()?))).enumerate() {
                 let range = if i == 0 { range.as_str() } else { "" };
                 let (least, most) = records.record_bytes;
-                let each = match least == most {
-                    true => Bytes(least).to_string(),
-                    false => format!("{}-{}", Bytes(least), Bytes(most)),
-                };
+                let each =
+                    if least == most { Bytes(least).to_string() } else { format!("{}-{}", Bytes(least), Bytes(most)) };
                 let types: Vec<_> = match records.types.len() {
                     1 => records.types.keys().cloned().collect(),
                     _ => records.types.iter().map(|(types, n)| format!("{n} x ({types})")).collect(),

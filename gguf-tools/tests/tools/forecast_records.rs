@@ -155,9 +155,10 @@ fn forecasts_come_near_measured_runs() {
         }
         let host = Host { memory, disk, cpu: cpu.clone(), device: None };
         let n_ctx = u64::from(prompt + decoded).next_multiple_of(256);
-        let (locality, all) = match is_trained {
-            true => (Expectation::of(shape.n_expert()).expected, "decode, trained routes"),
-            false => (Expectation::untrained(shape.n_expert()).expected, "decode, random weights"),
+        let (locality, all) = if is_trained {
+            (Expectation::of(shape.n_expert()).expected, "decode, trained routes")
+        } else {
+            (Expectation::untrained(shape.n_expert()).expected, "decode, random weights")
         };
         let room = rooms(&shape, &host, &Task { n_ctx, n_prompt: prompt.max(1) }).unwrap();
         let products = Products::of(&shape, &host, &room, prompt.into());

@@ -93,9 +93,10 @@ impl Expectation {
         let after = counts.partition_point(|count| *count < n_expert).min(counts.len() - 1);
         let before = after.saturating_sub(usize::from(counts[after] > n_expert));
         let log = |n: u16| f64::from(n.max(1)).log2();
-        let part = match before == after {
-            true => 0.0,
-            false => (log(n_expert) - log(counts[before])) / (log(counts[after]) - log(counts[before])),
+        let part = if before == after {
+            0.0
+        } else {
+            (log(n_expert) - log(counts[before])) / (log(counts[after]) - log(counts[before]))
         };
         let between = |curve: fn(&Known) -> Locality, pick: fn(&[f64]) -> f64| {
             let at = |count: u16| {

@@ -139,7 +139,9 @@ impl Lookahead {
         self.predictor.set_width(tokens.wanted.len());
         self.recall.observe(layer, &union(tokens.used.as_ref().unwrap_or(&tokens.wanted)));
         for (token, wanted) in tokens.wanted.iter().enumerate() {
-            self.predictor.of_token(token).into_iter().for_each(|lane| lane.observe(layer, wanted));
+            if let Some(lane) = self.predictor.of_token(token) {
+                lane.observe(layer, wanted);
+            }
         }
         if self.predictor.needs_scores() {
             for (token, scores) in scores.into_iter().enumerate() {
@@ -151,7 +153,9 @@ impl Lookahead {
                     memory.observer.router_scores(token, distance, &scores, usize::from(n_used));
                     lower(&memory.cache, target, &mut scores, usize::from(n_used));
                     let lane = self.predictor.of_token(token);
-                    lane.into_iter().for_each(|lane| lane.scores(layer, distance, &scores));
+                    if let Some(lane) = lane {
+                        lane.scores(layer, distance, &scores);
+                    }
                 }
             }
         } else if memory.observer.is_watching() {

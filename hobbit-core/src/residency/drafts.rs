@@ -89,7 +89,9 @@ impl Drafts {
     ) {
         if self.of(selection).is_empty() {
             let usage = selection.usage(expert.index, hit, precision);
-            usage.into_iter().for_each(|usage| cache.touch(expert, usage));
+            if let Some(usage) = usage {
+                cache.touch(expert, usage);
+            }
             return;
         }
         let Self { is_draft, held } = self;

@@ -176,7 +176,9 @@ impl<R: Reads> InFlight<R> {
             match whole.filter(|bytes| *bytes <= most) {
                 Some(bytes) => {
                     let held = part.map(|(held, _)| held);
-                    held.into_iter().for_each(|held| cache.pin(held));
+                    if let Some(held) = held {
+                        cache.pin(held);
+                    }
                     reads.push(self.read(class, Target::Record { slot, version }, bytes, held));
                 }
                 None => by_slice.push((slot, version, part)),
@@ -187,7 +189,9 @@ impl<R: Reads> InFlight<R> {
                 let slice = SliceId { version, kind };
                 let bytes = part.map_or(layout.slice_bytes(slice), |(_, rest)| rest.slices[kind.index()]);
                 let held = part.map(|(held, _)| held);
-                held.into_iter().for_each(|held| cache.pin(held));
+                if let Some(held) = held {
+                    cache.pin(held);
+                }
                 reads.push(self.read(class, Target::Slot { slot, slice }, bytes, held));
             }
         }

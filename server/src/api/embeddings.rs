@@ -179,7 +179,9 @@ fn inputs(value: &Value, model: &Model, n_max: usize) -> Result<Vec<Arc<[Token]>
                 tokens.last().copied().filter(|last| model.is_eog(*last) || model.special_tokens().sep == Some(*last));
             if tokens.len() > n_max {
                 tokens.truncate(n_max);
-                tokens.last_mut().zip(end).into_iter().for_each(|(last, end)| *last = end);
+                if let Some((last, end)) = tokens.last_mut().zip(end) {
+                    *last = end;
+                }
             }
             Ok(tokens.into())
         }

@@ -482,9 +482,12 @@ fn ollamas_clients_fetch_and_remove_models() {
 #[test]
 fn downloads_that_hang_leave_room_for_others() {
     let dir = directory();
-    let hub = Hub::new(|request| match request.path.starts_with("/api/models/slow/") {
-        true => Reply::new(200, "{}").hanging_after(1),
-        false => Reply::new(404, "no"),
+    let hub = Hub::new(|request| {
+        if request.path.starts_with("/api/models/slow/") {
+            Reply::new(200, "{}").hanging_after(1)
+        } else {
+            Reply::new(404, "no")
+        }
     });
     let server = Server::start_router(dir.path(), &dir.path().join("home"), &hub.url(""), &["--models-pull"]);
     let hang = |n: usize| -> Vec<TcpStream> {
@@ -517,9 +520,10 @@ fn downloads_that_hang_leave_room_for_others() {
 fn files(directory: &Path) -> Vec<(String, u64)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).unwrap().flatten() {
-        match entry.path().is_dir() {
-            true => found.extend(files(&entry.path())),
-            false => found.push((entry.path().display().to_string(), entry.metadata().unwrap().len())),
+        if entry.path().is_dir() {
+            found.extend(files(&entry.path()))
+        } else {
+            found.push((entry.path().display().to_string(), entry.metadata().unwrap().len()))
         }
     }
     found

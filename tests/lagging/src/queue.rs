@@ -93,9 +93,10 @@ impl Shared {
         if bytes > HOST_WORK_COPY_MAX {
             state.waited = None;
         }
-        match is_blocking {
-            true => state.schedule.blocking_copy(stream, seconds),
-            false => state.schedule.copy(stream, seconds),
+        if is_blocking {
+            state.schedule.blocking_copy(stream, seconds)
+        } else {
+            state.schedule.copy(stream, seconds)
         }
         let position = self.submit(&mut state, stream, work);
         if self.options().order == Order::CopiesEarly {

@@ -66,7 +66,9 @@ fn run_layer(cache: &mut Cache, choice: &Choice, with_scores: bool) -> usize {
     let mut pinned = Vec::new();
     for &(index, weight) in &choice.chosen {
         let slot = cache.lookup(version(index));
-        slot.into_iter().for_each(|slot| cache.pin(slot));
+        if let Some(slot) = slot {
+            cache.pin(slot);
+        }
         pinned.extend(slot);
         let usage = Use::by_one(slot.is_some(), Some(Precision::High), weight);
         cache.touch(version(index).expert, usage);

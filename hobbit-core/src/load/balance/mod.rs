@@ -135,9 +135,10 @@ fn cut(misses: &[Miss], n_copied: usize, costs: &Costs, device_busy: f64) -> Spl
 fn load_of(misses: &[Miss], n_copied: usize) -> Load {
     let mut load = Load::default();
     for miss in misses {
-        let (number, bytes, more) = match miss.on_host {
-            true => (&mut load.computed, &mut load.cpu_work, miss.work()),
-            false => (&mut load.copies, &mut load.copy_bytes, miss.bytes),
+        let (number, bytes, more) = if miss.on_host {
+            (&mut load.computed, &mut load.cpu_work, miss.work())
+        } else {
+            (&mut load.copies, &mut load.copy_bytes, miss.bytes)
         };
         *number += 1;
         *bytes += more;

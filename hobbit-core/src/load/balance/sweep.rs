@@ -73,9 +73,10 @@ fn run(step: &Step, split: &Split, machine: Machine, balancer: &mut Balancer) ->
     let tail = if split.copy.is_empty() { 0.0 } else { step.tail };
     let device = f64::max(copied, step.device_busy) + tail;
     let of_task = |task: &Task| task.miss.bytes as f64 / machine.cpu_bytes_per_s * task.cpu_noise;
-    let cpu = match split.cpu.is_empty() {
-        true => 0.0,
-        false => Machine::CPU_OVERHEAD + split.cpu.iter().map(task).map(of_task).sum::<f64>(),
+    let cpu = if split.cpu.is_empty() {
+        0.0
+    } else {
+        Machine::CPU_OVERHEAD + split.cpu.iter().map(task).map(of_task).sum::<f64>()
     };
     balancer.observe_cpu(split.cpu.iter().map(|index| task(index).miss.bytes).sum(), cpu);
     device.max(cpu)

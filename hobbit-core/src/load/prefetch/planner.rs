@@ -189,7 +189,9 @@ impl Prefetcher {
 
     pub fn landed(&mut self, version: Version) {
         let own = self.outstanding.iter_mut().find(|own| own.load.version == version);
-        own.into_iter().for_each(|own| own.has_landed = true);
+        if let Some(own) = own {
+            own.has_landed = true;
+        }
     }
 
     /// A load was withdrawn before all of it was read: its layer does not use it.

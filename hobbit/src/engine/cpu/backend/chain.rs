@@ -377,7 +377,9 @@ impl ExpertBackend {
             let result = floats(link.start + rows.start * stride, stride, node.ne[0] as usize, rows.len());
             (node.ne, node.nb, node.data) = (result.ne, result.nb, result.data);
             for (place, source) in node.src.iter_mut().zip(sources) {
-                source.into_iter().for_each(|source| *place = self.inner.tensor(source));
+                if let Some(source) = source {
+                    *place = self.inner.tensor(source);
+                }
             }
             let node = self.inner.tensor(node);
             self.inner.add(node);

@@ -320,7 +320,9 @@ impl Tier {
     /// waits for them too, so that the next wait for the stream releases the host slots they read.
     pub(crate) fn catch_up(&mut self, compute: &Stream) {
         let last = self.ahead.as_ref().and_then(UploadsAhead::last_over);
-        last.into_iter().for_each(|last| self.wait_for_upload(compute, last));
+        if let Some(last) = last {
+            self.wait_for_upload(compute, last);
+        }
         if let (Some(ahead), Some(layer)) = (&mut self.ahead, self.busy) {
             ahead.is_over(Some(layer));
         }

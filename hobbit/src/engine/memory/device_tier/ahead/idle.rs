@@ -64,7 +64,9 @@ impl Idle {
         let [without, with] = self.per_layer.map(|mean| mean.get());
         // If layers always have copies, the idle time after these is a lower bound.
         let idle = if bytes > 0 { with } else { without.or(with) };
-        idle.into_iter().for_each(|seconds| estimates.observe_layer(seconds));
+        if let Some(seconds) = idle {
+            estimates.observe_layer(seconds);
+        }
         estimates
     }
 
