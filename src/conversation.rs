@@ -81,7 +81,7 @@ struct Conversation {
     inputs: ChatInputs,
 }
 
-/// What goes with the next message: texts of /read, markers of /image, and the media.
+/// Attachments of the next message: texts of /read, markers of /image, and the media.
 #[derive(Default)]
 struct Attached {
     text: String,

@@ -36,7 +36,7 @@ POPULAR = [
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "MiniMax-M2",
 ]
 
-# What llama.cpp's parsers and grammars do not read as templates write it.
+# Cells in which llama.cpp's parsers and grammars differ from the template.
 KNOWN = {
     ("MiniMax-M1", "pair"): "its grammar has a comma between calls, the template a line break",
     ("meetkai-functionary-medium-v3.2", "pair"): "its grammar has no >>> between calls",

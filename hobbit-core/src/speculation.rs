@@ -128,7 +128,7 @@ struct Missing {
     /// In steps with drafts: for a token, and for a draft beyond those.
     beside_drafts: FadingMean,
     of_draft: FadingMean,
-    /// Of a step, and the seconds of waiting for them.
+    /// Missed experts of a step, and the seconds of waiting for them.
     of_step: FadingMean,
     wait_seconds: FadingMean,
 }

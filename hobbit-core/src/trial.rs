@@ -17,7 +17,7 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// Of one window.
+    /// Tokens of a window.
     pub(crate) const fn tokens(&self) -> u32 {
         self.settle + self.measured
     }

@@ -147,7 +147,7 @@ fn with_dollars(text: &str) -> Cow<'_, str> {
     made.into()
 }
 
-/// What may still be highlighted.
+/// Bytes and time that highlighting may still take.
 struct Budget {
     bytes: usize,
     until: Instant,

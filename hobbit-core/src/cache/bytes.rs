@@ -30,7 +30,7 @@ impl Writer {
     }
 }
 
-// What a saved state has beside plain numbers.
+// Values of a saved state that are no plain numbers.
 impl<'a> Cursor<'a> {
     /// A number of events: far enough from the largest one that counting goes on.
     pub(super) fn events(&mut self) -> Option<u64> {

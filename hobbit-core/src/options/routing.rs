@@ -104,7 +104,7 @@ impl RoutingOptions {
         (knob, std::array::from_fn(|at| if at + 1 == Self::STEPS { most } else { step(at) as f32 }))
     }
 
-    /// What routing gives up, from 0 on, by the names of these options.
+    /// Strengths of the approximations, 0 for off, by the names of these options.
     pub fn strengths(&self) -> [(&'static str, f32); 3] {
         [("cache_bias", self.cache_bias), ("substitute", self.substitute), ("drop", self.drop)]
     }

@@ -35,7 +35,7 @@ pub struct Slots<'a> {
     pub layout: &'a Layout,
 }
 
-/// What has been read.
+/// Slices and bytes that were read.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Moved {
     pub(super) slices: u64,

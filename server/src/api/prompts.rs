@@ -149,7 +149,7 @@ pub fn gap(app: &App, body: &Fields, suffix: &[Token]) -> Result<Vec<Token>, Api
             return Err(ApiError::invalid(message));
         }
     };
-    // Of each its name and its text.
+    // A name and a text each.
     check_parts(2 * chunks.len())?;
     for chunk in chunks {
         let text = chunk.get("text").and_then(Value::as_str).ok_or_else(|| {

@@ -171,7 +171,7 @@ impl Speculator {
                 None => ask(),
             };
             if let Err(error) = answered {
-                // What its context holds now is unknown.
+                // The content of its context is unknown now.
                 self.draft.iter_mut().for_each(Draft::forget_all);
                 return Err(error);
             }

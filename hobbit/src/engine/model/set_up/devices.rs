@@ -143,7 +143,7 @@ fn n_experts(catalog: &Catalog) -> u64 {
     catalog.layers.iter().map(|layer| u64::from(layer.n_expert)).sum()
 }
 
-/// What the host's memory depends on.
+/// The devices' properties that the host's memory depends on.
 pub(super) fn experts(tiers: &[Tier], hold_all: bool) -> DeviceExperts {
     let copying = || tiers.iter().filter(|tier| tier.has_layers && !tier.is_unified());
     DeviceExperts {
