@@ -36,8 +36,10 @@ use hobbit_core::residency::{LayerStep, Lookahead, Selection, Slots};
 /// many in a layer.
 const OUTSTANDING_MAX: usize = 8;
 
-/// A submitted copy cannot be withdrawn: half of it must end before its layer begins.
+/// Part of a copy that must end before its layer begins: a submitted copy cannot be withdrawn. With a CPU helper all of
+/// it must, as the CPU would compute the expert sooner than a late copy ends.
 const IN_TIME_MIN: f64 = 0.5;
+const IN_TIME_MIN_BESIDE_HELPER: f64 = 1.0;
 
 /// Maximum versions that wait for a promotion: some layers' worth. The oldest ones give way.
 const WANTED_MAX: usize = 64;
@@ -79,7 +81,7 @@ impl UploadsAhead {
         let with_bounds = |options: PrefetchOptions| {
             let outstanding_max =
                 if options.rule == PrefetchRule::Timed { OUTSTANDING_MAX } else { options.outstanding_max };
-            PrefetchOptions { outstanding_max, in_time_min: IN_TIME_MIN, ..options }
+            PrefetchOptions { outstanding_max, ..options }
         };
         let planner = options.map(|options| Prefetcher::new(with_bounds(options), Default::default()));
         let (underway, wanted) = (VecDeque::new(), VecDeque::new());
@@ -156,7 +158,10 @@ impl Tier {
     /// Enables prefetches, if there are options for them, and promotions: of misses that the CPU computes, and of
     /// others if `promotes`. Devices that compute in host memory get none.
     pub(crate) fn copy_ahead(&mut self, prefetches: Option<PrefetchOptions>, promotes: bool) {
-        let is_of_use = prefetches.is_some() || promotes || self.balancer.is_some();
+        let has_helper = self.balancer.is_some();
+        let in_time_min = if has_helper { IN_TIME_MIN_BESIDE_HELPER } else { IN_TIME_MIN };
+        let prefetches = prefetches.map(|options| PrefetchOptions { in_time_min, ..options });
+        let is_of_use = prefetches.is_some() || promotes || has_helper;
         self.ahead = (self.has_layers && !self.is_unified() && is_of_use).then(|| UploadsAhead::new(prefetches));
     }
 
