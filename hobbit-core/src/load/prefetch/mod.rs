@@ -11,11 +11,12 @@
 //!
 //! # The rule
 //!
-//! A guess is read if its expert is more likely used than not, and if at least a quarter of its read (on a device half,
-//! or all, of its copy) can end before its layer begins, after the reads before it. The best guesses of the nearest layer go first. So nearly all loads of a
-//! plan fit into the available time, as in Fate's budget `n = T / t_expert` (section 4.3), and the router's choice
-//! withdraws what it does not use. The predicted weight chooses the precision. Prefetches start only while no product
-//! waits for the link, and few at a time ([`crate::load::LoadClass::Prefetch`]).
+//! A guess is read if its expert is more likely used than not, and if at least a quarter of its read (on a device
+//! half, or all, of its copy) can end before its layer begins, after the reads before it. The best guesses of the
+//! nearest layer go first. So nearly all loads of a plan fit into the available time, as in Fate's budget `n = T /
+//! t_expert` (section 4.3), and the router's choice withdraws what it does not use. The predicted weight chooses the
+//! precision. Prefetches start only while no product waits for the link, and few at a time
+//! ([`crate::load::LoadClass::Prefetch`]).
 //!
 //! Probabilities are learned by predicted weight, separately for resident and missing experts ([`Odds`]): where nearly
 //! all used experts are in the cache, most predictions of missing ones are wrong. Without them the rule decoded up to
