@@ -10,8 +10,8 @@
 //! Where experts have low-precision versions, these get a share of the cache ([`PlanInput::low_share`]), though no more
 //! than all of them need; and none where all high versions fit.
 //!
-//! [`Setup`] takes all of this from a catalog of versions and the options of a session: the versions that get slots, and
-//! the memory that can be lent.
+//! [`Setup`] takes all of this from a catalog of versions and the options of a session: the versions that get slots,
+//! and the memory that can be lent.
 //!
 //! [`DevicePlan`] divides a device's memory in the same way; [`layer_devices`] assigns layers to devices.
 //!

@@ -162,8 +162,8 @@ impl Setup {
         Ok(())
     }
 
-    /// For each pool, the bytes of its memory and of one of its slots. With the most slots that it ever has: memory
-    /// that is not touched costs nothing.
+    /// For each pool, the bytes of its memory and of one of its slots. For the most slots that it ever has:
+    /// untouched memory costs nothing.
     pub fn pool_bytes(&self) -> impl Iterator<Item = (usize, usize)> {
         let most = self.plan.decode.as_ref().map_or(&self.plan.pools, |decode| &decode.pools);
         self.pools.iter().zip(most).map(|(pool, planned)| {

@@ -106,8 +106,7 @@ impl Latency {
         }
     }
 
-    /// Records the time of a single token, in seconds. An invalid time was not measured: the token counts, its time does
-    /// not.
+    /// Records the time of a single token, in seconds. An invalid time was not measured: only the token counts.
     pub fn end_token(&mut self, seconds: f64) {
         let is_measured = seconds.is_finite() && seconds > 0.0;
         match &mut self.state {

@@ -79,8 +79,8 @@ impl Rerouting {
         !self.only_present && self.bias <= 0.0 && self.substitute <= 0.0
     }
 
-    /// Whether a chosen expert that is missing may give way to `candidate`, which is present; `next`: the best score
-    /// that was not chosen; `lead`: advantage of experts that are present.
+    /// Whether a missing expert may give way to `candidate`, a present one. `next`: best score of the experts that were
+    /// not chosen; `lead`: advantage of present experts.
     fn allows(&self, missing: f32, candidate: f32, next: f32, lead: f32) -> By {
         if self.only_present || self.bias > 0.0 && candidate + lead > missing {
             return By::Lead;

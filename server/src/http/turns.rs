@@ -1,5 +1,5 @@
-//! Turns of clients: each has at most one request among those that wait for a place, and places are given in the order
-//! of waiting. However many requests one client sends, they delay another's by one turn.
+//! Turns of clients: each client has at most one request in the queue for a place, and the queue is served in order. So
+//! a client delays another by one turn at most.
 
 use std::any::Any;
 use std::cell::Cell;

@@ -51,7 +51,7 @@ const PATIENCE: Duration = Duration::from_secs(WALL_SECONDS as u64 + 20);
 const MEMORY_BYTES: u64 = 192 << 20;
 const MEMORY_PER_INPUT_BYTE: u64 = 24;
 
-/// What C++ says where memory is refused.
+/// Message of the exception that C++ throws when memory is refused.
 const OUT_OF_MEMORY: &str = "std::bad_alloc";
 
 /// Longest result, without the part per byte of the inputs.
