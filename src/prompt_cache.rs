@@ -16,15 +16,15 @@ pub struct PromptCache {
     mark: u64,
     /// Whether the first prompt was looked up.
     is_restored: bool,
-    /// Tokens of this run, in order.
-    history: Vec<Token>,
+    /// Tokens of this run.
+    n_tokens: usize,
     /// Tokens of the file, if it begins with all of the prompt.
     kept: usize,
 }
 
 impl PromptCache {
     pub fn new(options: &PromptCacheOptions, mark: u64) -> Self {
-        Self { options: options.clone(), mark, is_restored: false, history: Vec::new(), kept: 0 }
+        Self { options: options.clone(), mark, is_restored: false, n_tokens: 0, kept: 0 }
     }
 
     /// Whether generated tokens are saved, too.
@@ -60,40 +60,41 @@ impl PromptCache {
 
     /// Writes the file if `prompt`, which was just read into the context, is not fully in it.
     pub fn keep_prompt(&mut self, session: &mut Session, prompt: &[Token]) -> Result<()> {
-        let is_first = self.history.is_empty();
-        self.history.extend_from_slice(prompt);
-        if is_first && !self.options.is_read_only && self.kept < prompt.len() && session.n_evaluated() == prompt.len() {
-            self.write(session, prompt.len())?;
+        let is_first = self.n_tokens == 0;
+        self.n_tokens += prompt.len();
+        let is_whole = session.sequences().tokens(0).len() == prompt.len();
+        if is_first && !self.options.is_read_only && self.kept < prompt.len() && is_whole {
+            self.write(session)?;
         }
         Ok(())
     }
 
     /// Records generated tokens.
     pub fn note(&mut self, generated: &[Token]) {
-        self.history.extend_from_slice(generated);
+        self.n_tokens += generated.len();
     }
 
     /// At the end: writes the generated tokens if they are to be saved.
     pub fn finish(mut self, session: &mut Session, log: &Log) -> Result<()> {
-        let n = session.n_evaluated();
-        if !self.options.keeps_all || self.options.is_read_only || n == 0 {
+        if !self.options.keeps_all || self.options.is_read_only || session.sequences().tokens(0).is_empty() {
             return Ok(());
         }
-        if session.n_past() != self.history.len() {
+        if session.n_past() != self.n_tokens {
             log.line(Level::Warning, "warning: --prompt-cache-all: the context was shifted or cut, so it is not saved");
             return Ok(());
         }
-        self.write(session, n)
+        self.write(session)
     }
 
-    fn write(&mut self, session: &mut Session, n: usize) -> Result<()> {
-        let state = session.sequence_state(0)?;
-        let checkpoints = session.checkpoints(0);
-        let written = saved::write(&self.options.path, self.mark, &self.history[..n], &state, checkpoints);
+    fn write(&mut self, session: &mut Session) -> Result<()> {
+        let sequences = session.sequences_mut();
+        let state = sequences.state(0)?;
+        let (tokens, checkpoints) = (sequences.tokens(0), sequences.checkpoints(0));
+        self.kept = tokens.len();
+        let written = saved::write(&self.options.path, self.mark, tokens, &state, checkpoints);
         written.map_err(|error| {
             anyhow!("--prompt-cache {}: cannot write this file: {error}", self.options.path.display())
         })?;
-        self.kept = n;
         Ok(())
     }
 }

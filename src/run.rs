@@ -333,7 +333,7 @@ pub fn speculate(session: &mut Session, options: Option<&SpeculationOptions>, lo
 
 /// Warns of `--context-shift` where it has no effect.
 pub fn warn_of_shift(session: &Session, context_shift: bool, log: &Log) {
-    if let Some(reason) = session.no_shift().filter(|_| context_shift) {
+    if let Some(reason) = session.sequences().no_shift().filter(|_| context_shift) {
         let line = format!("warning: --context-shift: {}: a full context ends the text", advice::no_shift(reason));
         log.line(Level::Warning, line);
     }

@@ -88,7 +88,7 @@ impl Desk<'_> {
         if spoken.end == End::ContextFull {
             let n_ctx = self.session.n_ctx();
             self.screen.end_line()?;
-            let way_out = match self.session.no_shift() {
+            let way_out = match self.session.sequences().no_shift() {
                 Some(reason) => format!("give a larger -c ({})", advice::no_shift(reason)),
                 None if self.args.run.session_options.context_shift => "give a larger -c".to_owned(),
                 None => "give a larger -c or use --context-shift".to_owned(),

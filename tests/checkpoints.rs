@@ -54,7 +54,7 @@ struct Reader<'a> {
 impl Reader<'_> {
     /// Evaluates the tokens after the first `n_known`, up to each of `ends`. Returns the last logits.
     fn pieces(&mut self, tokens: &[Token], n_known: usize, ends: &[usize]) -> Vec<f32> {
-        let cuts = self.session.cuts(tokens, n_known);
+        let cuts = self.session.sequences().cuts(tokens, n_known);
         let (mut from, sequence, mut last) = (n_known, self.sequence, 0);
         for &end in ends {
             let entry =
@@ -62,7 +62,7 @@ impl Reader<'_> {
             let batch: Vec<BatchToken> = (from..end).map(entry).collect();
             self.session.evaluate(&batch).unwrap();
             let cut = cuts.iter().copied().find(|cut| cut.at == end);
-            self.session.evaluated_piece(sequence, end, cut).unwrap();
+            self.session.sequences_mut().evaluated_piece(sequence, cut).unwrap();
             (last, from) = (batch.len() - 1, end);
             self.ends.push(end);
         }
@@ -71,7 +71,7 @@ impl Reader<'_> {
 
     /// As [`Self::pieces`], with the batches of a prompt.
     fn prompt(&mut self, tokens: &[Token], n_known: usize) -> Vec<f32> {
-        let mut ends: Vec<usize> = self.session.cuts(tokens, n_known).iter().map(|cut| cut.at).collect();
+        let mut ends: Vec<usize> = self.session.sequences().cuts(tokens, n_known).iter().map(|cut| cut.at).collect();
         ends.push(tokens.len());
         let (mut from, mut all) = (n_known, Vec::new());
         for end in ends {
@@ -84,8 +84,8 @@ impl Reader<'_> {
 
     /// Goes back to what the sequence shares with `tokens`; returns the number of tokens kept.
     fn go_back(&mut self, n: usize) -> usize {
-        let reach = self.session.reach(self.sequence, n);
-        let kept = self.session.keep_of(self.sequence, n).unwrap();
+        let reach = self.session.sequences().reach(self.sequence, n);
+        let kept = self.session.sequences_mut().keep(self.sequence, n).unwrap();
         assert_eq!(kept, reach);
         self.ends.retain(|end| *end <= kept);
         kept
@@ -137,7 +137,7 @@ fn check(model: &Model, n_answer: usize, shares: bool) {
     let other = conversation(model, &[SYSTEM, OTHER], "");
     let n_common = common(&second, &other);
     let mut elsewhere = if shares {
-        session.copy_sequence(0, 1).unwrap();
+        session.sequences_mut().copy(0, 1).unwrap();
         Reader { session: &mut session, sequence: 1, ends: ends.clone() }
     } else {
         Reader { session: &mut session, sequence: 0, ends: ends.clone() }
@@ -182,7 +182,7 @@ fn states_are_kept_within_their_share_of_the_memory() {
     let n_checkpoints = |options: &SessionOptions| {
         let mut session = model.session(options).unwrap();
         session.feed(&tokens).unwrap();
-        session.checkpoints(0).iter().map(|own| own.n_tokens).collect::<Vec<_>>()
+        session.sequences().checkpoints(0).iter().map(|own| own.n_tokens).collect::<Vec<_>>()
     };
     let every = SessionOptions { checkpoint_step: 128, ..settings() };
     assert_eq!(n_checkpoints(&every), [128, 256, 384, 512, 598]);
@@ -197,7 +197,7 @@ fn states_are_kept_within_their_share_of_the_memory() {
     assert!(session.logits(1).unwrap() == logits);
     assert_eq!(session.keep(300), 256);
     assert_eq!(session.keep(100), 0);
-    assert!(session.checkpoints(0).is_empty());
+    assert!(session.sequences().checkpoints(0).is_empty());
 }
 
 /// A process of its own: the resident set is measured.
@@ -215,7 +215,7 @@ fn states_take_a_sixteenth_of_the_budget_and_no_more() {
     let mut session = model.session(&often).unwrap();
     let tokens: Vec<Token> = (0..160).map(|at| at * 7919 % 251).collect();
     session.feed(&tokens).unwrap();
-    let sizes = session.checkpoints(0).iter().map(|own| own.state.len() as u64);
+    let sizes = session.sequences().checkpoints(0).iter().map(|own| own.state.len() as u64);
     let (state, bytes) = (sizes.clone().max().unwrap(), sizes.sum::<u64>());
     assert!(bytes <= BUDGET / 16 && bytes + state > BUDGET / 16, "{bytes} bytes, {state} each");
     assert!(session.stats().peak_rss_bytes <= BUDGET);
@@ -231,7 +231,7 @@ fn a_checkpoint_that_does_not_fit_is_not_used() {
         let mut session = model.session(&settings()).unwrap();
         session.feed(&tokens).unwrap();
         let expected = session.logits(1).unwrap().to_vec();
-        let good = session.checkpoints(0).to_vec();
+        let good = session.sequences().checkpoints(0).to_vec();
         assert_eq!(good.len(), 1);
         for at in (0..good[0].state.len().min(128)).step_by(4) {
             for word in [0, 1, 1 << 24, -1] {
@@ -240,8 +240,8 @@ fn a_checkpoint_that_does_not_fit_is_not_used() {
                 state[at..at + 4].copy_from_slice(&i32::to_le_bytes(word));
                 state.truncate(if word == 1 { at } else { state.len() });
                 altered[0].state = std::sync::Arc::new(state);
-                session.set_checkpoints(0, altered);
-                let kept = session.keep_of(0, 39).unwrap();
+                session.sequences_mut().set_checkpoints(0, altered);
+                let kept = session.sequences_mut().keep(0, 39).unwrap();
                 assert!(kept == 38 || kept == 0, "{kept}");
                 session.reset();
                 session.feed(&tokens).unwrap();

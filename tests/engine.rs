@@ -271,7 +271,7 @@ fn a_context_that_goes_back_forgets_what_followed() {
             let model = Model::open(&path, &options).unwrap();
             let options = SessionOptions { n_ctx: 12288, n_batch: 64, n_ubatch: 64, ..settings() };
             let mut session = model.session(&options).unwrap();
-            if !session.has_window() {
+            if !session.sequences().has_window() {
                 continue;
             }
             with_window.push(arch);

@@ -256,12 +256,12 @@ fn layers_for_multi_token_prediction_follow_the_text() {
             }
             session.feed(&prompt[..7]).unwrap();
             found.extend(session.generate(&mut sampler, Some(30)).map(Result::unwrap));
-            let state = session.sequence_state(0).unwrap();
-            let text: Vec<Token> = vec![5; session.n_evaluated()];
+            let state = session.sequences_mut().state(0).unwrap();
+            let text: Vec<Token> = vec![5; session.sequences().tokens(0).len()];
             session.reset();
             session.feed(&prompt[20..]).unwrap();
             found.extend(session.generate(&mut sampler, Some(20)).map(Result::unwrap));
-            session.copy_sequence(0, 1).unwrap();
+            session.sequences_mut().copy(0, 1).unwrap();
             session.restore(&text, &state, Vec::new()).unwrap();
             session.feed(&prompt[..3]).unwrap();
             found.extend(session.generate(&mut sampler, Some(30)).map(Result::unwrap));
@@ -427,46 +427,22 @@ fn sequences_are_drafted_for_at_once() {
                 logits: at + 1 == prompt.len(),
             };
             session.evaluate(&prompt.iter().enumerate().map(entry).collect::<Vec<_>>()).unwrap();
-            texts[sequence].push(session.sample(&mut samplers[sequence], -1).unwrap());
+            session.sequences_mut().evaluated_piece(sequence as i32, None).unwrap();
+            let token = session.sample(sequence as i32, &mut samplers[sequence]).unwrap();
+            session.sequences_mut().set_pending(sequence as i32, token);
+            texts[sequence].push(token);
         }
         while texts.iter().zip(&prompts).any(|(text, prompt)| text.len() < prompt.len() + N) {
-            let requests: Vec<DraftRequest> = texts
-                .iter()
-                .enumerate()
-                .map(|(sequence, text)| DraftRequest {
-                    sequence: sequence as i32,
-                    tokens: &text[..text.len() - 1],
-                    last: text[text.len() - 1],
-                    position: text.len() as i32 - 1,
-                    n_max: 7,
-                    n_min: 0,
-                })
-                .collect();
-            let drafts = session.draft(&requests).unwrap();
-            let mut batch = Vec::new();
-            for (request, drafts) in requests.iter().zip(&drafts) {
-                let tokens = [request.last].into_iter().chain(drafts.iter().copied());
-                batch.extend((request.position..).zip(tokens).map(|(position, token)| BatchToken {
-                    token,
-                    position,
-                    sequence: request.sequence,
-                    logits: true,
-                }));
-            }
-            session.evaluate(&batch).unwrap();
-            let mut row = 0;
-            for (sequence, drafts) in drafts.iter().enumerate() {
-                let mut n_accepted = 0;
-                loop {
-                    let token = session.sample(&mut samplers[sequence], row + n_accepted as i32).unwrap();
-                    texts[sequence].push(token);
-                    if drafts.get(n_accepted) != Some(&token) {
-                        break;
-                    }
-                    n_accepted += 1;
+            session.draft(&[0, 1].map(|sequence| DraftRequest { sequence, n_max: 7, n_min: 0 })).unwrap();
+            session.advance(&[0, 1]).unwrap();
+            for (sequence, text) in (0..).zip(&mut texts) {
+                while session.sequences_mut().take(sequence) {
+                    assert_eq!(session.sequences().tokens(sequence), text);
+                    let token = session.sample(sequence, &mut samplers[sequence as usize]).unwrap();
+                    session.sequences_mut().set_pending(sequence, token);
+                    text.push(token);
                 }
-                row += 1 + drafts.len() as i32;
-                session.accept(sequence as i32, n_accepted).unwrap();
+                session.settle(sequence).unwrap();
             }
         }
         texts.iter_mut().zip(&prompts).for_each(|(text, prompt)| text.truncate(prompt.len() + N));

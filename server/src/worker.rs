@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use hobbit::engine::Projector;
+use hobbit::options::Token;
 use hobbit::{Model, Session};
 
 use super::error::ApiError;
@@ -130,7 +131,12 @@ impl Worker {
 
     /// Publishes the state for status requests.
     fn publish(&mut self) {
-        let slots = self.slots.iter().map(|slot| slot.state(self.options.n_ctx)).collect();
+        let slots = self.slots.iter().map(|slot| slot.state(self.tokens(slot.id).len(), self.options.n_ctx)).collect();
         self.status.set(slots, self.waiting.len());
+    }
+
+    /// Tokens that a slot has evaluated and keeps.
+    fn tokens(&self, at: usize) -> &[Token] {
+        self.session.sequences().tokens(self.slots[at].sequence())
     }
 }

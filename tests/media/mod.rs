@@ -200,7 +200,7 @@ fn recurrent_models_keep_images_in_their_state() {
     assert_eq!(session.keep(first.chunks.whole(behind - 1)), message);
     assert!(fed(&mut session, &first, message) == expected, "from the image's message");
     // No checkpoint is inside of the image.
-    assert!(session.checkpoints(0).iter().all(|own| own.n_tokens <= at || own.n_tokens > behind));
+    assert!(session.sequences().checkpoints(0).iter().all(|own| own.n_tokens <= at || own.n_tokens > behind));
 }
 
 /// A process of its own: the resident set is measured.

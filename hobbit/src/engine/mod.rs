@@ -39,7 +39,9 @@ pub use model::{Borrower, ExpertPlace, LayerPlaces, Model, ModelInfo, SpecialTok
 pub use seam::hook::{RouterChoice, RouterObserver};
 pub use session::media::{Chunk, Chunks, Encoder, Media, MediaPrompt, Projector, ProjectorNeeds};
 pub use session::speculate::{DraftRequest, NoSpeculation, draft_bytes};
-pub use session::{BatchToken, GeneratedText, Generation, Interrupt, NoShift, Session, StopReason};
+pub use session::{
+    BatchToken, GeneratedText, Generation, Interrupt, NoShift, Sequences, Session, StopReason, TakenOut,
+};
 pub use source::adapters::AdapterInfo;
 pub use source::low::{check_low, low_cache_path};
 pub use source::model_source::quantise_low;

@@ -95,11 +95,11 @@ impl Worker {
                 .iter()
                 .map(|slot| SlotView {
                     is_free: slot.is_free(),
-                    tokens: slot.tokens_with(&job.lora),
+                    tokens: if slot.lora == job.lora { self.tokens(slot.id) } else { &[] },
                     last_used: slot.last_used,
                 })
                 .collect();
-            let reach = |at: usize, n| self.session.reach(self.slots[at].sequence(), n);
+            let reach = |at: usize, n| self.session.sequences().reach(self.slots[at].sequence(), n);
             match slots::place(&views, &job.prompt, job.slot, self.options.similarity, job.cache_prompt, reach) {
                 None => at += 1,
                 Some(placement) => {
@@ -122,11 +122,12 @@ impl Worker {
             Err(error) => return events.fail(ApiError::server(error.to_string())),
         };
         let cuts = match &job.work {
-            Work::Generate(_) => self.session.cuts(&job.prompt, n_cached),
+            Work::Generate(_) => self.session.sequences().cuts(&job.prompt, n_cached),
             Work::Embed => Vec::new(),
         };
         let is_alone = !self.is_busy();
         let slot = &mut self.slots[placement.slot];
+        slot.lora = std::sync::Arc::clone(&job.lora);
         let mut run = Run {
             cuts,
             n_cached,
@@ -135,7 +136,6 @@ impl Worker {
             began: Instant::now(),
             prompted: None,
             n_decoded: 0,
-            pending: None,
             sampler,
             text,
             traffic: Traffic::default(),
@@ -188,15 +188,12 @@ impl Worker {
     fn prepare(&mut self, placement: slots::Placement, job: &Job) -> Result<usize, EvalError> {
         let at = placement.slot;
         let sequence = self.slots[at].sequence();
+        let sequences = self.session.sequences_mut();
         if let Some(from) = placement.from {
-            self.session.keep_of(sequence, 0)?;
-            self.slots[at].tokens.clear();
-            if self.session.copy_sequence(self.slots[from].sequence(), sequence).is_err() {
-                self.session.keep_of(sequence, 0)?;
-                self.slots[at].lora = std::sync::Arc::clone(&job.lora);
-                return Ok(0);
+            sequences.keep(sequence, 0)?;
+            if sequences.copy(self.slots[from].sequence(), sequence).is_err() {
+                return sequences.keep(sequence, 0);
             }
-            self.slots[at].tokens = self.slots[from].tokens.clone();
             // From here on both slots share cells.
             self.slots[at].is_shared = true;
             self.slots[from].is_shared = true;
@@ -207,22 +204,18 @@ impl Worker {
         };
         let mut n = job.chunks.whole(placement.n_shared);
         // Moving a cell moves it for all slots that share it. A state that needs checkpoints cannot be moved.
-        let is_movable = !self.slots[at].is_shared && self.session.checkpoints(sequence).is_empty();
-        if reuse > 0 && self.session.can_move_tokens() && is_movable {
-            for run in slots::reusable(&self.slots[at].tokens, &job.prompt, n, reuse) {
+        let is_movable = !self.slots[at].is_shared && sequences.checkpoints(sequence).is_empty();
+        if reuse > 0 && sequences.can_move_tokens() && is_movable {
+            for run in slots::reusable(sequences.tokens(sequence), &job.prompt, n, reuse) {
                 let (from, end) = (run.from as i32, (run.from + run.n) as i32);
-                self.session.move_tokens(sequence, from..end, run.to as i32 - from)?;
-                let moved = self.slots[at].tokens[run.from..run.from + run.n].to_vec();
-                self.slots[at].tokens[run.to..run.to + run.n].copy_from_slice(&moved);
+                sequences.move_tokens(sequence, from..end, run.to as i32 - from)?;
                 n = run.to + run.n;
             }
         }
-        n = self.session.keep_of(sequence, n)?;
+        n = sequences.keep(sequence, n)?;
         if n == 0 {
             self.slots[at].is_shared = false;
         }
-        self.slots[at].tokens.truncate(n);
-        self.slots[at].lora = std::sync::Arc::clone(&job.lora);
         Ok(n)
     }
 
@@ -242,15 +235,15 @@ impl Worker {
         let sequence = self.slots[at].sequence();
         let (n_tokens, n_bytes) = match action {
             SlotAction::Erase => {
-                let n = self.slots[at].tokens.len();
+                let n = self.tokens(at).len();
                 self.forget(at).map_err(server)?;
                 (n, 0)
             }
-            SlotAction::Save(_) if self.slots[at].tokens.iter().any(|token| *token < 0) => {
+            SlotAction::Save(_) if self.tokens(at).iter().any(|token| *token < 0) => {
                 return Err(ApiError::unsupported("the slot holds an image or sound, which cannot be saved"));
             }
             SlotAction::Save(path) => {
-                let n = self.session.sequence_state_bytes(sequence).map_err(server)?;
+                let n = self.session.sequences_mut().state_bytes(sequence).map_err(server)?;
                 self.with_memory(n as u64, "save", |own| own.save(at, &path))?
             }
             SlotAction::Restore(path, lora) => {
@@ -284,10 +277,11 @@ impl Worker {
     /// Writes a slot's tokens and state to a file. Returns their number and the bytes of the file.
     fn save(&mut self, at: usize, path: &Path) -> Result<(usize, u64), ApiError> {
         let sequence = self.slots[at].sequence();
-        let state = self.session.sequence_state(sequence).map_err(|error| ApiError::server(error.to_string()))?;
-        let Slot { tokens, lora, .. } = &self.slots[at];
-        let mark = saved::mark_with(self.options.mark, lora);
-        let written = saved::write(path, mark, tokens, &state, self.session.checkpoints(sequence));
+        let sequences = self.session.sequences_mut();
+        let state = sequences.state(sequence).map_err(|error| ApiError::server(error.to_string()))?;
+        let tokens = sequences.tokens(sequence);
+        let mark = saved::mark_with(self.options.mark, &self.slots[at].lora);
+        let written = saved::write(path, mark, tokens, &state, sequences.checkpoints(sequence));
         let n_bytes = written.map_err(|error| {
             let message = format!("Unable to save slot: {error}");
             match error.kind() {
@@ -328,9 +322,8 @@ impl Worker {
                 }
             }
         }
-        self.session.set_checkpoints(sequence, checkpoints);
-        let slot = &mut self.slots[at];
-        (slot.tokens, slot.lora) = (tokens, lora);
+        self.session.sequences_mut().set_checkpoints(sequence, checkpoints);
+        self.slots[at].lora = lora;
         Ok((n, n_bytes))
     }
 }

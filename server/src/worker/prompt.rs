@@ -74,7 +74,7 @@ impl Worker {
             let logits = is_embedding(slot) || scores_prompt(slot);
             members.push((at, batch.len(), n));
             let piece = &run.job.prompt[run.n_prompt_done..][..n];
-            for (&token, position) in piece.iter().zip(slot.tokens.len()..) {
+            for (&token, position) in piece.iter().zip(self.tokens(at).len()..) {
                 let (position, sequence) = (position as i32, slot.sequence());
                 batch.push(BatchToken { token, position, sequence, logits });
             }
@@ -91,7 +91,8 @@ impl Worker {
         // Long prompts take long: clients see that they are being read, and how far.
         self.show_reading(pieces);
         let (began, before) = (Instant::now(), self.traffic());
-        let evaluated = self.evaluate(&batch);
+        let sequences: Vec<i32> = batch.iter().map(|entry| entry.sequence).collect();
+        let evaluated = self.evaluate(&sequences, |session| session.evaluate(&batch));
         pieces.iter().for_each(|(at, _)| self.slots[*at].run.iter_mut().for_each(|run| run.n_reading = 0));
         match evaluated {
             Ok(true) => {}
@@ -111,7 +112,7 @@ impl Worker {
             return pieces.for_each(|piece| self.evaluate_pieces(&[*piece]));
         }
         for (at, first, n) in members {
-            self.prompted(at, first, n, first + n - 1);
+            self.prompted(at, first, n);
         }
     }
 
@@ -126,13 +127,13 @@ impl Worker {
     /// Encodes and evaluates the image or sound that is next in a slot's prompt.
     fn evaluate_chunk(&mut self, at: usize) {
         let slot = &self.slots[at];
-        let (sequence, position) = (slot.sequence(), slot.tokens.len() as i32);
+        let sequence = slot.sequence();
         let chunk = slot.next_chunk().map(|(_, chunk)| Arc::clone(chunk));
         let (Some(chunk), Some(projector)) = (chunk, self.projector.clone()) else { return };
         self.show_reading(&[]);
         let began = Instant::now();
         loop {
-            match self.session.evaluate_media(&projector, &chunk, sequence, position) {
+            match self.session.evaluate_media(&projector, &chunk, sequence) {
                 Ok(()) => break,
                 Err(error @ EvalError::ContextFull { .. }) => match self.give_way(None, &[]) {
                     Ok(Some(gone)) if gone != at => {}
@@ -156,11 +157,11 @@ impl Worker {
             self.purge(&[at]);
             return;
         }
-        self.prompted(at, last, chunk.n_positions(), last);
+        self.prompted(at, last, chunk.n_positions());
     }
 
-    /// Records an evaluated piece of a slot's prompt, whose batch entries begin at `first` and end with `last`.
-    fn prompted(&mut self, at: usize, first: usize, n: usize, last: usize) {
+    /// Records an evaluated piece of a slot's prompt, whose batch entries begin at `first`.
+    fn prompted(&mut self, at: usize, first: usize, n: usize) {
         let scores = self.scores(at, first, n);
         let slot = &mut self.slots[at];
         let Some(run) = slot.run.as_mut() else { return };
@@ -168,7 +169,6 @@ impl Worker {
             let _ = run.job.events.send(Event::Scores(scores));
         }
         let piece = &run.job.prompt[run.n_prompt_done..][..n];
-        slot.tokens.extend_from_slice(piece);
         if let Some(sampler) = &mut run.sampler {
             piece.iter().for_each(|token| sampler.accept(*token));
         }
@@ -181,8 +181,7 @@ impl Worker {
         let is_embedding = matches!(run.job.work, Work::Embed);
         let cut = run.cuts.iter().copied().find(|cut| cut.at == run.n_prompt_done);
         progress(slot);
-        if let Err(error) = self.session.evaluated_piece(slot.sequence(), slot.tokens.len(), cut) {
-            slot.tokens.clear();
+        if let Err(error) = self.session.sequences_mut().evaluated_piece(slot.sequence(), cut) {
             return self.failed(&[at], error);
         }
         match (is_last, is_embedding) {
@@ -192,7 +191,7 @@ impl Worker {
                 if let Some(run) = self.slots[at].run.as_mut() {
                     run.stage = Stage::Generating;
                 }
-                self.choose(at, last);
+                self.choose(at);
             }
         }
     }

@@ -6,8 +6,8 @@
 //! cells, which a file may have damaged, begins once more without them. The state of recurrent and hybrid models
 //! cannot go back: there every request that shared the failed evaluation fails with 503.
 
-use hobbit::engine::{Borrower, trim_heap};
-use hobbit::{BatchToken, EvalError};
+use hobbit::EvalError;
+use hobbit::engine::{Borrower, TakenOut, trim_heap};
 
 use super::Worker;
 use super::slot::{Run, Slot, Stage};
@@ -18,57 +18,52 @@ use crate::slots::{self, Holder, Holding};
 impl Worker {
     /// Makes room for one more token, by a context shift if allowed. False if the text ends here.
     pub(super) fn make_room(&mut self, at: usize) -> bool {
-        let (n_ctx, shifts) = (self.options.n_ctx, self.options.context_shift && self.session.can_move_tokens());
+        let (n_ctx, shifts) =
+            (self.options.n_ctx, self.options.context_shift && self.session.sequences().can_move_tokens());
         let adds_bos = self.model.adds_bos();
+        let n_held = self.tokens(at).len();
         let slot = &mut self.slots[at];
-        if slot.tokens.len() + slot.run.as_ref().map_or(0, |run| run.job.chunks.n_extra()) < n_ctx {
+        if n_held + slot.run.as_ref().map_or(0, |run| run.job.chunks.n_extra()) < n_ctx {
             return true;
         }
         let Some(run) = slot.run.as_mut() else { return false };
         let Some(generate) = run.generate() else { return false };
         let wanted = usize::try_from(generate.n_keep).unwrap_or(run.job.prompt.len()) + usize::from(adds_bos);
-        let dropped = slots::shift(slot.tokens.len(), wanted.min(n_ctx.saturating_sub(4)), generate.n_discard);
+        let dropped = slots::shift(n_held, wanted.min(n_ctx.saturating_sub(4)), generate.n_discard);
         let Some((n_keep, n)) = dropped.filter(|_| shifts) else {
             self.end_full(at);
             return false;
         };
-        let (from, end) = ((n_keep + n) as i32, slot.tokens.len() as i32);
         run.truncated = true;
         let sequence = slot.sequence();
-        match self.make_private(at) {
-            Ok(true) => {}
-            Ok(false) => {
-                self.end_full(at);
-                return false;
+        let shifted = self.make_private(at).and_then(|is_private| {
+            let range = (n_keep + n) as i32..n_held as i32;
+            if is_private {
+                self.session.sequences_mut().move_tokens(sequence, range, -(n as i32))?;
             }
-            Err(error) => {
-                self.failed(&[at], error);
-                return false;
-            }
+            Ok(is_private)
+        });
+        match shifted {
+            Ok(true) => return true,
+            Ok(false) => self.end_full(at),
+            Err(error) => self.failed(&[at], error),
         }
-        self.slots[at].tokens.drain(n_keep..n_keep + n);
-        match self.session.move_tokens(sequence, from..end, -(n as i32)) {
-            Ok(()) => true,
-            Err(error) => {
-                self.failed(&[at], error);
-                false
-            }
-        }
+        false
     }
 
-    /// Makes room in the shared context for a batch: the slot that [`slots::gives_way`] names, except `but`, ends its
+    /// Makes room in the shared context for a batch with entries of these sequences: the slot that [`slots::gives_way`] names, except `but`, ends its
     /// request and drops its tokens. `None` if no slot gives way.
-    pub(super) fn give_way(&mut self, but: Option<usize>, batch: &[BatchToken]) -> Result<Option<usize>, EvalError> {
+    pub(super) fn give_way(&mut self, but: Option<usize>, entries: &[i32]) -> Result<Option<usize>, EvalError> {
         let n_ctx = self.session.n_ctx() as usize;
         let holding = |slot: &Slot| {
-            let added = batch.iter().filter(|entry| entry.sequence == slot.sequence()).count();
+            let added = entries.iter().filter(|entry| **entry == slot.sequence()).count();
             let holder = slot.run.as_ref().map_or(Holder::Idle { since: slot.last_used }, |run| match &run.job.work {
                 Work::Generate(generate) if run.stage == Stage::Generating => Holder::Generation {
                     is_unlimited: generate.n_predict.is_none_or(|n| run.job.prompt.len() + n > n_ctx),
                 },
                 _ => Holder::Prompt,
             });
-            Holding { n: slot.tokens.len() + added, holder }
+            Holding { n: self.tokens(slot.id).len() + added, holder }
         };
         let holdings: Vec<Holding> = self.slots.iter().map(holding).collect();
         let fair_share = n_ctx / self.slots.len();
@@ -91,21 +86,19 @@ impl Worker {
     /// Empties the slot that has been idle the longest, except `but`. Returns the minimum number of freed cells;
     /// `None` if no idle slot holds tokens.
     pub(super) fn forget_oldest_idle(&mut self, but: usize) -> Result<Option<usize>, EvalError> {
-        let idle = self.slots.iter().filter(|slot| slot.is_free() && !slot.tokens.is_empty() && slot.id != but);
+        let idle =
+            self.slots.iter().filter(|slot| slot.is_free() && !self.tokens(slot.id).is_empty() && slot.id != but);
         let Some(slot) = idle.min_by_key(|slot| slot.last_used) else { return Ok(None) };
         // Another slot may share the cells.
-        let (at, n) = (slot.id, if slot.is_shared { 0 } else { slot.tokens.len() });
+        let (at, n) = (slot.id, if slot.is_shared { 0 } else { self.tokens(slot.id).len() });
         self.forget(at)?;
         Ok(Some(n))
     }
 
     /// Empties a slot that has no request.
     pub(super) fn forget(&mut self, at: usize) -> Result<(), EvalError> {
-        let slot = &mut self.slots[at];
-        slot.tokens.clear();
-        slot.is_shared = false;
-        let sequence = slot.sequence();
-        self.session.keep_of(sequence, 0).map(drop)
+        self.slots[at].is_shared = false;
+        self.session.sequences_mut().keep(self.slots[at].sequence(), 0).map(drop)
     }
 
     /// Copies a slot's shared cells, so that only this slot has them; needs room for the copies. False if the memory
@@ -114,7 +107,7 @@ impl Worker {
         if !self.slots[at].is_shared {
             return Ok(true);
         }
-        let bytes = self.session.sequence_state_bytes(self.slots[at].sequence())?;
+        let bytes = self.session.sequences_mut().state_bytes(self.slots[at].sequence())?;
         if !self.model.lend(Borrower::State, bytes as u64) {
             return Ok(false);
         }
@@ -125,10 +118,9 @@ impl Worker {
 
     fn copy_cells(&mut self, at: usize) -> Result<(), EvalError> {
         let sequence = self.slots[at].sequence();
-        let state = self.session.sequence_state(sequence)?;
-        while let Err(error) = self.session.set_sequence_state(sequence, &state) {
+        let copy = self.session.sequences_mut().take_out(sequence)?;
+        while let Err(error) = self.session.sequences_mut().put_back(sequence, &copy) {
             if self.give_way(Some(at), &[])?.is_none() {
-                self.slots[at].tokens.clear();
                 return Err(error);
             }
         }
@@ -154,7 +146,7 @@ impl Worker {
     /// again, one by one, which finds the one that fails. A single member fails, unless the cells of an idle slot may
     /// have been the cause. Without members, no request fails and idle slots keep their states, too.
     pub(super) fn purge(&mut self, members: &[usize]) -> Vec<usize> {
-        let is_suspect = |slot: &Slot| slot.is_free() && !slot.tokens.is_empty() && !members.is_empty();
+        let is_suspect = |slot: &Slot| slot.is_free() && !self.tokens(slot.id).is_empty() && !members.is_empty();
         let alone = if let [at] = members { Some(*at) } else { None };
         let mut begins_again = false;
         if let Some(at) = alone.filter(|_| !self.slots.iter().any(is_suspect)) {
@@ -164,33 +156,25 @@ impl Worker {
         for at in 0..self.slots.len() {
             let slot = &mut self.slots[at];
             slot.is_shared = false;
-            if slot.is_free() && !members.is_empty() {
-                slot.tokens.clear();
-            }
-            let (sequence, n) = (slot.sequence(), slot.tokens.len());
-            if n == 0 {
+            let (sequence, is_lost) = (slot.sequence(), slot.is_free() && !members.is_empty());
+            if is_lost || self.tokens(at).is_empty() {
                 continue;
             }
-            let state = match self.session.keep_of(sequence, n) {
-                Ok(left) if left == n => self.copied(sequence, &mut n_kept),
+            let copy = match self.session.sequences_mut().take_back(sequence) {
+                Ok(true) => self.copied(sequence, &mut n_kept),
                 _ => None,
             };
-            match state {
-                Some(state) => kept.push((at, state)),
+            match copy {
+                Some(copy) => kept.push((at, copy)),
                 None if alone == Some(at) => {
-                    self.slots[at].tokens.clear();
                     begins_again = self.fail_unless_again(at, ApiError::server(EvalError::NotFinite.to_string()));
                 }
                 None => self.lose(at),
             }
         }
         self.session.reset();
-        for (at, state) in kept {
-            // A slot restored earlier may have taken its room.
-            if self.slots[at].tokens.is_empty() {
-                continue;
-            }
-            while self.session.set_sequence_state(self.slots[at].sequence(), &state).is_err() {
+        for (at, copy) in kept {
+            while self.session.sequences_mut().put_back(self.slots[at].sequence(), &copy).is_err() {
                 // Cells that were shared are separate copies now.
                 if !matches!(self.give_way(Some(at), &[]), Ok(Some(_))) {
                     self.lose(at);
@@ -219,7 +203,7 @@ impl Worker {
         let emptied = self.forget(at);
         match (self.slots[at].run.as_mut(), made, emptied) {
             (Some(run), Some(Ok((sampler, _))), Ok(())) => {
-                (run.sampler, run.cuts) = (sampler, self.session.cuts(&run.job.prompt, 0));
+                (run.sampler, run.cuts) = (sampler, self.session.sequences().cuts(&run.job.prompt, 0));
                 (run.n_cached, run.n_prompt_done) = (0, 0);
                 true
             }
@@ -230,14 +214,15 @@ impl Worker {
         }
     }
 
-    /// A sequence's state, if the memory budget has room for it beside `n_kept` bytes of others.
-    fn copied(&mut self, sequence: i32, n_kept: &mut u64) -> Option<Vec<u8>> {
-        let n = *n_kept + self.session.sequence_state_bytes(sequence).ok()? as u64;
+    /// A copy of a sequence, if the memory budget has room for it beside `n_kept` bytes of others.
+    fn copied(&mut self, sequence: i32, n_kept: &mut u64) -> Option<TakenOut> {
+        let sequences = self.session.sequences_mut();
+        let n = *n_kept + sequences.state_bytes(sequence).ok()? as u64;
         if !self.model.lend(Borrower::States, n) {
             return None;
         }
         *n_kept = n;
-        self.session.sequence_state(sequence).ok()
+        sequences.take_out(sequence).ok()
     }
 
     /// Gives lent memory back to the experts, after it was freed.
@@ -250,7 +235,6 @@ impl Worker {
     fn lose(&mut self, at: usize) {
         let message =
             "the request's context was lost with that of another one, whose logits were not finite; send it again";
-        self.slots[at].tokens.clear();
         self.fail(at, ApiError::unavailable(message));
     }
 }

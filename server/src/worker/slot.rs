@@ -1,11 +1,10 @@
-//! One slot: the tokens of its sequence, and its current request.
+//! One slot: a sequence of the session, and its current request.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use hobbit::Sampler;
 use hobbit::engine::Chunk;
-use hobbit::options::Token;
 use hobbit_core::checkpoints::Cut;
 
 use crate::adapters::Scales;
@@ -16,9 +15,7 @@ use crate::text::Text;
 /// A sequence of the session.
 pub struct Slot {
     pub id: usize,
-    /// Evaluated tokens, in order of position.
-    pub tokens: Vec<Token>,
-    /// Adapter scales that the tokens were evaluated with.
+    /// Adapter scales that the sequence's tokens were evaluated with.
     pub lora: Scales,
     /// Whether another slot may share cells of the context; if so, tokens must not be moved.
     pub is_shared: bool,
@@ -43,8 +40,6 @@ pub struct Run {
     /// End of the prompt's evaluation.
     pub prompted: Option<Instant>,
     pub n_decoded: usize,
-    /// A token chosen and sent, but not evaluated yet.
-    pub pending: Option<Token>,
     pub sampler: Option<Sampler>,
     pub text: Text,
     pub traffic: Traffic,
@@ -62,27 +57,22 @@ pub enum Stage {
 
 impl Slot {
     pub fn new(id: usize) -> Self {
-        Self { id, tokens: Vec::new(), lora: Scales::default(), is_shared: false, last_used: 0, run: None, last: None }
+        Self { id, lora: Scales::default(), is_shared: false, last_used: 0, run: None, last: None }
     }
 
-    /// The state that status requests show.
-    pub fn state(&self, n_ctx: usize) -> SlotState {
+    /// The state that status requests show of a slot with `n_past` tokens.
+    pub fn state(&self, n_past: usize, n_ctx: usize) -> SlotState {
         SlotState {
             id: self.id,
             is_processing: !self.is_free(),
             n_ctx,
-            n_past: self.tokens.len(),
+            n_past,
             run: self.run.as_ref().map(Run::as_last).or_else(|| self.last.clone()),
         }
     }
 
     pub fn is_free(&self) -> bool {
         self.run.is_none()
-    }
-
-    /// The slot's tokens if they were evaluated with these adapter scales, else none.
-    pub fn tokens_with(&self, lora: &[f32]) -> &[Token] {
-        if *self.lora == *lora { &self.tokens } else { &[] }
     }
 
     /// The sequence's number in llama.cpp.

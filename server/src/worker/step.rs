@@ -6,7 +6,7 @@ use std::time::Instant;
 use hobbit::engine::DraftRequest;
 use hobbit::options::Token;
 use hobbit::stats::PhaseStats;
-use hobbit::{BatchToken, EvalError, Model, Sampler};
+use hobbit::{EvalError, Model, Sampler, Session};
 use hobbit_core::route::DECODE_TOKENS_MAX;
 
 use super::Worker;
@@ -57,133 +57,95 @@ impl Worker {
     fn step_together(&mut self, group: &[usize]) {
         // Making room for one slot may end others: collect the batch once all have room.
         let group: Vec<usize> = group.iter().copied().filter(|at| self.make_room(*at)).collect();
-        let is_pending = |at: &usize| self.slots[*at].run.as_ref().is_some_and(|run| run.pending.is_some());
+        let is_pending =
+            |at: &usize| self.session.sequences().pending(*at as i32).is_some() && !self.slots[*at].is_free();
         let members: Vec<usize> = group.into_iter().filter(is_pending).collect();
         if members.is_empty() {
             return;
         }
         self.session.set_adapters(&self.slots[members[0]].lora);
         let before = self.traffic();
-        let (drafts, evaluated) = self.evaluate_drafts(&members);
-        match evaluated {
+        match self.advance(&members) {
             Ok(true) => {}
             // The next step runs without the slot that gave way.
             Ok(false) => return,
-            Err(error) => {
-                let _ = self.session.drop_drafts();
-                return self.failed(&members, error);
-            }
+            Err(error) => return self.failed(&members, error),
         }
-        let n_evaluated = members.len() + drafts.iter().map(Vec::len).sum::<usize>();
+        // Each slot's token, and its drafts.
+        let n_ahead: Vec<usize> =
+            members.iter().map(|at| self.session.sequences().n_ahead(self.slots[*at].sequence())).collect();
+        let n_evaluated: usize = n_ahead.iter().sum();
         let cost = self.traffic_since(&before);
         self.status.count(|totals| totals.traffic.add(&cost, 1.0));
-        let mut entries =
-            members.iter().zip(&drafts).flat_map(|(at, drafts)| std::iter::repeat_n(*at, 1 + drafts.len()));
-        if !(0..n_evaluated).all(|index| entries.next().is_some_and(|at| self.is_finite(at, index, 1))) {
+        if !(0..n_evaluated).all(|index| self.session.has_finite_logits(index)) {
             let _ = self.session.drop_drafts();
             let again = self.purge(&members);
             return again.iter().for_each(|at| self.step_together(&[*at]));
         }
-        let mut first = 0;
-        for (&at, drafts) in members.iter().zip(&drafts) {
+        for (at, n_ahead) in members.into_iter().zip(n_ahead) {
             if let Some(run) = &mut self.slots[at].run {
-                run.traffic.add(&cost, (1 + drafts.len()) as f64 / n_evaluated as f64);
-                run.n_drafted += drafts.len();
+                run.traffic.add(&cost, n_ahead as f64 / n_evaluated as f64);
+                run.n_drafted += n_ahead - 1;
             }
-            let n_accepted = self.choose_along(at, first, drafts);
-            first += 1 + drafts.len();
-            if let Err(error) = self.session.accept(self.slots[at].sequence(), n_accepted) {
+            let n_accepted = self.choose_along(at);
+            if let Err(error) = self.session.settle(self.slots[at].sequence()) {
                 self.failed(&[at], error);
                 let _ = self.forget(at);
             }
-            self.status.count(|totals| totals.drafts.add(drafts.len(), n_accepted));
+            self.status.count(|totals| totals.drafts.add(n_ahead - 1, n_accepted));
         }
     }
 
-    /// Evaluates the pending tokens of slots and drafts after them, which are returned for each slot. The result is
-    /// that of [`Self::evaluate`].
-    fn evaluate_drafts(&mut self, members: &[usize]) -> (Vec<Vec<Token>>, Result<bool, EvalError>) {
-        let n_ctx = self.options.n_ctx;
-        let pending = |slot: &Slot| slot.run.as_ref().and_then(|run| run.pending).expect("members have a token");
-        let n_min = |slot: &Slot| slot.run.as_ref().and_then(|run| run.generate()).map_or(0, |own| own.drafting.n_min);
-        let wanted = |slot: &Slot| slot.run.as_ref().map_or(0, |run| run.n_drafts(slot.tokens.len(), n_ctx));
-        let slots: Vec<&Slot> = members.iter().map(|at| &self.slots[*at]).collect();
-        // Every slot has the same share of a batch that is still decoded, not read like a prompt.
-        let n_room = DECODE_TOKENS_MAX.min(self.options.n_batch).saturating_sub(slots.len());
-        let share = n_room / slots.iter().filter(|slot| wanted(slot) > 0).count().max(1);
-        let mut requests = Vec::new();
-        for slot in &slots {
-            requests.push(DraftRequest {
-                sequence: slot.sequence(),
-                tokens: &slot.tokens,
-                last: pending(slot),
-                position: slot.tokens.len() as i32,
-                n_max: wanted(slot).min(share),
-                n_min: n_min(slot),
-            });
-        }
-        let drafts = match self.session.draft(&requests) {
-            Ok(drafts) => drafts,
-            Err(EvalError::Interrupted) => return (Vec::new(), Err(EvalError::Interrupted)),
-            // The text goes on without them.
-            Err(_) => vec![Vec::new(); slots.len()],
+    /// Evaluates the pending tokens of slots and drafts after them. The result is that of [`Self::evaluate`].
+    fn advance(&mut self, members: &[usize]) -> Result<bool, EvalError> {
+        let wanted = |at: &usize| {
+            let slot = &self.slots[*at];
+            slot.run.as_ref().map_or(0, |run| run.n_drafts(self.tokens(*at).len(), self.options.n_ctx))
         };
-        let mut batch = Vec::new();
-        for (request, drafts) in requests.iter().zip(&drafts) {
-            let tokens = [request.last].into_iter().chain(drafts.iter().copied());
-            let sequence = request.sequence;
-            let entries = (request.position..).zip(tokens);
-            batch.extend(entries.map(|(position, token)| BatchToken { token, position, sequence, logits: true }));
+        // Every slot has the same share of a batch that is still decoded, not read like a prompt.
+        let n_room = DECODE_TOKENS_MAX.min(self.options.n_batch).saturating_sub(members.len());
+        let share = n_room / members.iter().filter(|at| wanted(at) > 0).count().max(1);
+        let request = |at: &usize| {
+            let slot = &self.slots[*at];
+            let n_min = slot.run.as_ref().and_then(|run| run.generate()).map_or(0, |own| own.drafting.n_min);
+            DraftRequest { sequence: slot.sequence(), n_max: wanted(at).min(share), n_min }
+        };
+        let requests: Vec<DraftRequest> = members.iter().map(request).collect();
+        // Otherwise the text goes on without them.
+        if let Err(error @ EvalError::Interrupted) = self.session.draft(&requests) {
+            let _ = self.session.drop_drafts();
+            return Err(error);
         }
-        if batch.len() > members.len() {
-            match self.session.evaluate(&batch) {
-                // No slot gives way for drafts.
-                Err(EvalError::ContextFull { .. }) => {}
-                other => return (drafts, other.map(|()| true)),
-            }
-            if let Err(error) = self.session.drop_drafts() {
-                return (drafts, Err(error));
-            }
-            let mut drafts = drafts.iter();
-            let mut n_left = 0;
-            batch.retain(|_| {
-                let is_first = n_left == 0;
-                n_left = if is_first { drafts.next().map_or(0, Vec::len) } else { n_left - 1 };
-                is_first
-            });
-        }
-        (vec![Vec::new(); members.len()], self.evaluate(&batch))
+        let sequences: Vec<i32> = requests.iter().map(|request| request.sequence).collect();
+        self.evaluate(&sequences, |session| session.advance(&sequences))
     }
 
-    /// Chooses a slot's next tokens, from the logits at `first` on, as long as they are those of the drafts. Returns
-    /// the number of drafts that the slot's text has taken.
-    fn choose_along(&mut self, at: usize, first: usize, drafts: &[Token]) -> usize {
-        let mut n_accepted = 0;
-        loop {
-            let slot = &mut self.slots[at];
-            let Some(run) = slot.run.as_mut() else { return n_accepted };
-            slot.tokens.extend(run.pending.take());
+    /// Chooses a slot's next tokens, as long as they are those that were evaluated. Returns the number of drafts that
+    /// the slot's text has taken.
+    fn choose_along(&mut self, at: usize) -> usize {
+        let (mut n_taken, sequence) = (0usize, self.slots[at].sequence());
+        while self.session.sequences_mut().take(sequence) {
+            let Some(run) = self.slots[at].run.as_mut() else { break };
+            run.n_accepted += usize::from(n_taken > 0);
             run.traffic.tokens += 1.0;
-            self.choose(at, first + n_accepted);
-            let Some(run) = &mut self.slots[at].run else { return n_accepted };
-            if run.pending.is_none() || run.pending != drafts.get(n_accepted).copied() {
-                return n_accepted;
-            }
-            n_accepted += 1;
-            run.n_accepted += 1;
+            n_taken += 1;
+            self.choose(at);
         }
+        n_taken.saturating_sub(1)
     }
 
-    /// Evaluates a batch. If the context is full, other slots give way; false if one of those has a token in the
-    /// batch.
-    pub(super) fn evaluate(&mut self, batch: &[BatchToken]) -> Result<bool, EvalError> {
+    /// Evaluates a batch with entries of these sequences. If the context is full, other slots give way; false if one of
+    /// those has a token in the batch.
+    pub(super) fn evaluate(
+        &mut self,
+        entries: &[i32],
+        evaluate: impl Fn(&mut Session) -> Result<(), EvalError>,
+    ) -> Result<bool, EvalError> {
         loop {
-            match self.session.evaluate(batch) {
-                Err(full @ EvalError::ContextFull { .. }) => match self.give_way(None, batch)? {
+            match evaluate(&mut self.session) {
+                Err(full @ EvalError::ContextFull { .. }) => match self.give_way(None, entries)? {
                     None => return Err(full),
-                    Some(at) if batch.iter().any(|entry| entry.sequence == self.slots[at].sequence()) => {
-                        return Ok(false);
-                    }
+                    Some(at) if entries.contains(&self.slots[at].sequence()) => return Ok(false),
                     Some(_) => {}
                 },
                 other => return other.map(|()| true),
@@ -202,9 +164,6 @@ impl Worker {
             error => ApiError::server(error.to_string()),
         };
         for at in 0..self.slots.len() {
-            if is_lost {
-                self.slots[at].tokens.clear();
-            }
             let is_doubtful = is_doubtful && members.contains(&at);
             if is_doubtful {
                 self.fail_unless_again(at, error.clone());
@@ -242,9 +201,11 @@ impl Worker {
         self.finish(at, Stop::Limit, rest, 0);
     }
 
-    /// Chooses a slot's next token from the logits at `index` and sends it.
-    pub(super) fn choose(&mut self, at: usize, index: usize) {
-        let (n_ctx, shifts) = (self.options.n_ctx, self.options.context_shift && self.session.can_move_tokens());
+    /// Chooses the next token after a slot's text and sends it.
+    pub(super) fn choose(&mut self, at: usize) {
+        let sequences = self.session.sequences();
+        let (n_ctx, shifts) = (self.options.n_ctx, self.options.context_shift && sequences.can_move_tokens());
+        let n_held = self.tokens(at).len();
         let slot = &mut self.slots[at];
         let run = slot.run.as_mut().expect("it generates");
         let Some(generate) = run.generate().cloned() else { return };
@@ -256,7 +217,7 @@ impl Worker {
         if generate.end_reasoning.as_ref().is_some_and(EndReasoning::take) {
             sampler.end_reasoning();
         }
-        let token = match self.session.sample(sampler, index as i32) {
+        let token = match self.session.sample(slot.id as i32, sampler) {
             Ok(token) => token,
             // The request's settings or grammar leave no candidate.
             Err(error @ EvalError::Sampler(_)) => {
@@ -274,8 +235,7 @@ impl Worker {
         let probabilities = probabilities(&self.model, sampler, token, &generate);
         let piece = run.text.push(&bytes);
         let is_late = generate.time_limit.is_some_and(|limit| run.text.has_new_line && now - prompted > limit);
-        let n_held = slot.tokens.len() + 1 + run.job.chunks.n_extra();
-        let is_full = !shifts && n_held >= n_ctx;
+        let is_full = !shifts && n_held + 1 + run.job.chunks.n_extra() >= n_ctx;
         let stop = if let Some((word, n)) = piece.stop {
             Some((Stop::Word(word), n))
         } else if is_end {
@@ -291,7 +251,6 @@ impl Worker {
         let timings = run.timings();
         let event = TokenEvent { text: piece.text, token, probabilities, n_decoded: run.n_decoded, timings };
         let is_read = run.job.events.send(Event::Token(Box::new(event)));
-        run.pending = Some(token);
         run.stage = Stage::Generating;
         match stop {
             Some((stop, n_swallowed)) => {
@@ -302,7 +261,7 @@ impl Worker {
                 slot.run = None;
                 self.freed(at);
             }
-            None => {}
+            None => self.session.sequences_mut().set_pending(at as i32, token),
         }
     }
 
@@ -316,6 +275,7 @@ impl Worker {
 
     /// Sends the end of a generation and frees its slot.
     pub(super) fn finish(&mut self, at: usize, stop: Stop, rest: String, n_swallowed: usize) {
+        let n_held = self.tokens(at).len();
         let slot = &mut self.slots[at];
         let Some(run) = slot.run.take() else { return };
         slot.last = Some(run.as_last());
@@ -326,7 +286,7 @@ impl Worker {
             slot: slot.id,
             n_prompt: run.job.prompt.len(),
             n_decoded: run.n_decoded,
-            n_held: slot.tokens.len(),
+            n_held,
             truncated: run.truncated,
             has_new_line: run.text.has_new_line,
             timings: run.timings(),

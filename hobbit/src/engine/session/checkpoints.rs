@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ggml_sys::llama;
 
-use super::Session;
+use super::sequences::{Sequence, Sequences};
 use crate::engine::error::EvalError;
 use crate::engine::ggml::raw::Part;
 use crate::engine::model::Model;
@@ -36,9 +36,9 @@ impl Model {
     }
 }
 
-impl Session {
-    /// Where the evaluation of `prompt` pauses after its first `n_known` tokens: [`Session::evaluated_piece`] follows
-    /// each piece. For callers of [`Session::evaluate`].
+impl Sequences {
+    /// Where the evaluation of `prompt` pauses after its first `n_known` tokens: [`Sequences::evaluated_piece`] follows
+    /// each piece. For callers of [`Session::evaluate`](crate::Session::evaluate).
     pub fn cuts(&self, prompt: &[Token], n_known: usize) -> Vec<Cut> {
         if self.checkpoints.is_empty() {
             return Vec::new();
@@ -46,14 +46,17 @@ impl Session {
         checkpoints::cuts(prompt, n_known, |token| self.model.is_control(token))
     }
 
-    /// Follows a piece of a prompt that was evaluated in `sequence`, which has `n_tokens` tokens now: takes a
+    /// Follows a piece of a prompt that was evaluated in `sequence`: its tokens belong to the text now. Takes a
     /// checkpoint at a cut, and if one is due ([`SessionOptions::checkpoint_step`]). For callers of
-    /// [`Session::evaluate`].
+    /// [`Session::evaluate`](crate::Session::evaluate).
     ///
     /// # Errors
     /// llama.cpp fails; the sequence is then empty.
-    pub fn evaluated_piece(&mut self, sequence: i32, n_tokens: usize, cut: Option<Cut>) -> Result<(), EvalError> {
-        let step = self.options.checkpoint_step as usize;
+    pub fn evaluated_piece(&mut self, sequence: i32, cut: Option<Cut>) -> Result<(), EvalError> {
+        self.check_sequence(sequence)?;
+        let own = &mut self.all[sequence as usize];
+        own.n_ahead = 0;
+        let (n_tokens, step) = (own.tokens.len(), self.options.checkpoint_step as usize);
         match cut {
             Some(cut) => self.take_checkpoint(sequence, n_tokens, 1, cut.is_boundary),
             None => self.take_checkpoint(sequence, n_tokens, step, false),
@@ -65,7 +68,7 @@ impl Session {
         self.take_checkpoint(sequence, n_tokens, MESSAGE_TOKENS_MIN, false)
     }
 
-    /// The number of tokens that [`Session::keep_of`] keeps of the first `n`.
+    /// The number of tokens that [`Sequences::keep`] keeps of the first `n`.
     pub fn reach(&self, sequence: i32, n: usize) -> usize {
         if self.remembers(sequence, n) {
             return n;
@@ -79,7 +82,7 @@ impl Session {
         self.checkpoints.get(sequence as usize).map_or(&[], Checkpoints::all)
     }
 
-    /// Gives a sequence checkpoints that [`Session::checkpoints`] returned for the same tokens, as far as there is
+    /// Gives a sequence checkpoints that [`Sequences::checkpoints`] returned for the same tokens, as far as there is
     /// room. One that does not fit is found when the sequence goes back to it, and empties it.
     pub fn set_checkpoints(&mut self, sequence: i32, all: Vec<Checkpoint>) {
         let at = sequence as usize;
@@ -107,6 +110,7 @@ impl Session {
             && self.n_tokens(sequence) == n_tokens
         {
             self.checkpoints[sequence as usize].truncate(n_tokens);
+            self.shortened(sequence, n_tokens);
             return Ok(n_tokens);
         }
         self.empty(sequence)?;
@@ -146,13 +150,14 @@ impl Session {
     }
 
     fn make_room_for(&mut self, at: usize, n_tokens: usize, bytes: usize) -> bool {
-        let limits = (self.options.checkpoints as usize, self.description.checkpoint_bytes as usize);
+        let limits = (self.options.checkpoints as usize, self.checkpoint_bytes as usize);
         checkpoints::make_room(&mut self.checkpoints, at, n_tokens, bytes, limits)
     }
 
     /// Forgets a sequence and its checkpoints.
     pub(crate) fn empty(&mut self, sequence: i32) -> Result<(), EvalError> {
         self.forget_checkpoints(sequence);
+        self.get_mut(sequence).into_iter().for_each(|own| *own = Sequence::default());
         self.context.forget(sequence, 0, -1).map(drop)
     }
 

@@ -12,13 +12,14 @@ use crate::engine::ggml::log;
 use crate::engine::ggml::raw::with_batch;
 use crate::engine::memory::contention;
 use crate::engine::seam::calling::{self, Purpose};
+use hobbit_core::options::Pooling;
 use hobbit_core::residency::Counters;
 use hobbit_core::route::{DECODE_TOKENS_MAX, Phase};
 use hobbit_core::stats::{PhaseStats, Stats};
 
 impl Session {
     /// Evaluates one batch as it is, of at most `n_batch` entries. For callers that place tokens themselves
-    /// (several sequences, logits of a whole prompt); not to be mixed with [`Session::feed`] on sequence 0.
+    /// (several sequences, logits of a whole prompt).
     ///
     /// # Errors
     /// More entries than `n_batch` ([`EvalError::BatchTooLarge`]), and as [`Session::feed`].
@@ -44,7 +45,9 @@ impl Session {
             *first = entry.position.min(*first);
         }
         let firsts: Vec<(i32, i32)> = firsts.into_iter().collect();
-        with_batch(batch, |raw| self.decode(raw, &firsts))
+        with_batch(batch, |raw| self.decode(raw, &firsts))?;
+        self.sequences.add(batch);
+        Ok(())
     }
 
     /// One empty evaluation, so that the first prompt does not pay for first touches. MoE models skip it: llama.cpp's
@@ -54,13 +57,13 @@ impl Session {
         unsafe {
             let bos = llama::llama_vocab_bos(self.model.vocab());
             let mut token = [if bos >= 0 { bos } else { 0 }];
-            llama::llama_set_warmup(self.context.as_ptr(), true);
+            llama::llama_set_warmup(self.sequences.context.as_ptr(), true);
             let result = self.decode(llama::llama_batch_get_one(token.as_mut_ptr(), 1), &[(0, 0)]);
-            llama::llama_set_warmup(self.context.as_ptr(), false);
-            self.context.clear();
-            llama::llama_synchronize(self.context.as_ptr());
-            llama::llama_perf_context_reset(self.context.as_ptr());
-            (self.stats, self.is_current) = (Stats::default(), false);
+            llama::llama_set_warmup(self.sequences.context.as_ptr(), false);
+            self.sequences.context.clear();
+            llama::llama_synchronize(self.sequences.context.as_ptr());
+            llama::llama_perf_context_reset(self.sequences.context.as_ptr());
+            self.stats = Stats::default();
             result
         }
     }
@@ -90,12 +93,12 @@ impl Session {
             experts.tables().expect(unsafe { std::slice::from_raw_parts(batch.token, n_tokens as usize) });
         }
         let (before, busy_before) = self.counters();
-        (self.is_current, self.row) = (false, -1);
+        self.sequences.all.iter_mut().for_each(|own| own.entry = None);
         let started = Instant::now();
         let running = contention::running(self.n_threads);
         let purpose = Purpose { phase, ..self.purpose };
         // SAFETY: the context is live and the batch's arrays outlive the call.
-        let (code, thrown) = purpose.during(|| unsafe { self.context.decode(batch, self.announces) });
+        let (code, thrown) = purpose.during(|| unsafe { self.sequences.context.decode(batch, self.announces) });
         drop(running);
         let seconds = started.elapsed().as_secs_f64();
         if let Some(memories) = experts.memories().as_mut().filter(|_| code == 0) {
@@ -138,7 +141,6 @@ impl Session {
             }
         }
         self.checked = true;
-        self.is_current = true;
         Ok(())
     }
 
@@ -148,13 +150,11 @@ impl Session {
             memories.host.memory.settle();
         }
         // -1: llama.cpp refused the batch and placed nothing.
-        let undone = code == -1 || firsts.iter().all(|&(sequence, first)| self.cut(sequence, first.max(0) as usize));
+        let undone =
+            code == -1 || firsts.iter().all(|&(sequence, first)| self.sequences.cut(sequence, first.max(0) as usize));
         if !undone {
             // A partial batch that cannot be undone must not stay.
-            self.context.clear();
-            self.checkpoints.iter_mut().for_each(|own| own.truncate(0));
-            (self.n_past, self.n_prompt, self.pending) = (0, 0, None);
-            self.text.clear();
+            self.sequences.clear();
             return match failure {
                 None if code == 2 => EvalError::Interrupted,
                 failure => EvalError::ContextLost(failure.unwrap_or_else(|| format!("llama_decode: {code}"))),
@@ -163,7 +163,7 @@ impl Session {
         match (failure, code) {
             (Some(reason), _) => EvalError::Decode(reason),
             (None, 2) => EvalError::Interrupted,
-            (None, 1) => self.context_full(),
+            (None, 1) => self.sequences.context_full(),
             (None, _) => {
                 let logged = log::take_errors();
                 EvalError::Decode(if thrown.is_empty() { format!("llama_decode: {code} {logged}") } else { thrown })
@@ -185,6 +185,70 @@ impl Session {
         }
         drop(running);
         calling::take_failure();
+    }
+
+    /// Announces a new text: policies that count by sequence start over. They do not for a text that begins beside
+    /// others (`is_alone`: false), whose experts they would forget.
+    pub fn begin_text(&mut self, is_alone: bool) {
+        if let Some(memories) = self.model.shared.experts.memories().as_mut() {
+            memories.begin_sequence(is_alone);
+        }
+    }
+
+    /// The embedding, `[n_embd]`, of entry `index` of the last batch, for sessions without pooling.
+    pub fn embedding_of(&self, index: usize) -> Option<&[f32]> {
+        let index = i32::try_from(index).ok()?;
+        // SAFETY: the context is live; a non-null answer is one row of its output.
+        unsafe {
+            self.embedding(llama::llama_get_embeddings_ith(self.sequences.context.as_ptr(), index), self.model.n_embd())
+        }
+    }
+
+    /// The embedding, `[n_embd]`, of a sequence of the last batch, for sessions that pool. For those that rank
+    /// ([`Pooling::Rank`]), the scores of the model's classes.
+    pub fn embedding_of_sequence(&self, sequence: i32) -> Option<&[f32]> {
+        // SAFETY: the model is live; the context is, and a non-null answer is one row of its output, of as many
+        // numbers.
+        unsafe {
+            let n = match self.pooling() {
+                Some(Pooling::Rank) => llama::llama_model_n_cls_out(self.model.shared.raw.as_ptr()) as usize,
+                _ => self.model.n_embd(),
+            };
+            self.embedding(llama::llama_get_embeddings_seq(self.sequences.context.as_ptr(), sequence), n)
+        }
+    }
+
+    /// # Safety
+    /// Null, or a row of `n` numbers of the context's output.
+    unsafe fn embedding(&self, row: *const f32, n: usize) -> Option<&[f32]> {
+        // SAFETY: by the caller; the row lives until the next evaluation, which needs `&mut`.
+        (!row.is_null()).then(|| unsafe { std::slice::from_raw_parts(row, n) })
+    }
+
+    /// The pooling of a sequence's embeddings: the requested one, or the model's. `None`: no pooling.
+    pub fn pooling(&self) -> Option<Pooling> {
+        // SAFETY: the context is live.
+        let kind = unsafe { llama::llama_pooling_type(self.sequences.context.as_ptr()) };
+        Some(match kind {
+            llama::LLAMA_POOLING_TYPE_MEAN => Pooling::Mean,
+            llama::LLAMA_POOLING_TYPE_CLS => Pooling::Cls,
+            llama::LLAMA_POOLING_TYPE_LAST => Pooling::Last,
+            llama::LLAMA_POOLING_TYPE_RANK => Pooling::Rank,
+            _ => return None,
+        })
+    }
+
+    /// Counters of prompts and decoding so far: the first two fields of [`Session::stats`], at no cost.
+    pub fn phases(&self) -> (PhaseStats, PhaseStats) {
+        (self.stats.prompt, self.stats.decode)
+    }
+
+    /// Maximum number of tokens, each of its own sequence, that may be decoded at once under the rules for generated
+    /// tokens. Those differ from the rules for prompts where results are approximate.
+    pub fn decodes_at_once(&self) -> usize {
+        let shared = &self.model.shared;
+        let is_exact = shared.precisions.is_exact() && shared.options.routing.is_off();
+        if is_exact { usize::MAX } else { hobbit_core::route::DECODE_TOKENS_MAX }
     }
 
     /// Drafts that the text did not take are not generated tokens.

@@ -3,9 +3,10 @@
 
 use std::time::Instant;
 
-use ggml_sys::llama;
-
-use super::{Session, StopReason};
+#[cfg(doc)]
+use super::Sequences;
+use super::sequences::Sequence;
+use super::{BatchToken, Session, StopReason};
 use crate::engine::error::EvalError;
 use crate::engine::session::media::{Chunk, Projector};
 use crate::engine::session::speculate::DraftRequest;
@@ -27,18 +28,14 @@ impl Session {
         if n_keep == self.n_past() {
             return Ok(());
         }
-        if n_keep < self.n_past && !self.cut(0, n_keep) {
-            let n_past = self.n_past;
+        let n_past = self.sequences.tokens(0).len();
+        if n_keep < n_past && !self.sequences.cut(0, n_keep) {
             let reason =
                 format!("the context of {n_past} tokens cannot go back to {n_keep}: reset it and feed them again");
             return Err(EvalError::Decode(reason));
         }
-        self.text.truncate(self.text.len().saturating_sub(self.n_past.saturating_sub(n_keep)));
         // Removing only the pending token leaves the logits from which it was sampled.
-        self.is_current &= n_keep == self.n_past;
-        self.pending = None;
-        self.n_past = n_keep;
-        self.n_prompt = self.n_prompt.min(n_keep);
+        self.sequences.all[0].pending = None;
         Ok(())
     }
 
@@ -46,17 +43,17 @@ impl Session {
     /// ([`Session::truncate`]). Returns the number of tokens left. Tokens evaluated next have the same logits as after
     /// those tokens in an empty context.
     pub fn keep(&mut self, n: usize) -> usize {
-        if n > 0 && self.truncate(n).is_ok() && self.end_turn(0, n).is_ok() {
+        let n_past = self.n_past();
+        if n == n_past && self.sequences.pending(0).is_some() {
             return n;
         }
-        let left = if n < self.n_past { self.go_back(0, n).unwrap_or(0) } else { 0 };
-        if left == 0 {
-            self.reset();
-            return 0;
+        match self.sequences.keep(0, n) {
+            Ok(left @ 1..) if n <= n_past => left,
+            _ => {
+                self.reset();
+                0
+            }
         }
-        self.text.truncate(self.text.len().saturating_sub(self.n_past - left));
-        (self.n_past, self.n_prompt, self.pending, self.is_current) = (left, self.n_prompt.min(left), None, false);
-        left
     }
 
     /// Restores the state and the checkpoints of sequence 0 with these tokens, which may come from a file with any
@@ -70,16 +67,9 @@ impl Session {
             self.reset();
             return Err(error);
         }
-        self.set_checkpoints(0, checkpoints);
-        self.is_current = false;
-        (self.n_past, self.n_prompt) = (tokens.len(), tokens.len());
-        self.text.extend_from_slice(tokens);
+        self.sequences.set_checkpoints(0, checkpoints);
+        self.sequences.all[0].n_prompt = tokens.len();
         Ok(())
-    }
-
-    /// Tokens in the context, without a pending sampled one.
-    pub fn n_evaluated(&self) -> usize {
-        self.n_past
     }
 
     /// Evaluates `tokens` after the context's content, in batches of `n_batch`. Logits of the last token are kept for
@@ -111,18 +101,13 @@ impl Session {
     /// # Errors
     /// A full context; as [`Session::evaluate_media`].
     pub fn feed_media(&mut self, projector: &Projector, chunk: &Chunk) -> Result<(), EvalError> {
-        if let Some(waiting) = self.pending.take() {
-            self.feed(&[waiting])?;
+        self.feed(&[])?;
+        if self.n_past() + chunk.n_tokens() > self.sequences.n_ctx_seq() as usize {
+            return Err(self.sequences.context_full());
         }
-        let n_ctx = self.n_ctx_seq();
-        if self.n_past + chunk.n_tokens() > n_ctx as usize {
-            return Err(self.context_full());
-        }
-        let before = self.n_past;
-        self.evaluate_media(projector, chunk, 0, before as i32)?;
-        self.n_past = before + chunk.n_positions();
-        self.text.clear();
-        self.n_prompt = self.n_past;
+        self.evaluate_media(projector, chunk, 0)?;
+        let own = &mut self.sequences.all[0];
+        (own.n_ahead, own.n_prompt) = (0, own.tokens.len());
         Ok(())
     }
 
@@ -134,22 +119,23 @@ impl Session {
         at_once: usize,
         progress: &mut dyn FnMut(usize),
     ) -> Result<(), EvalError> {
-        let waiting = self.pending.take();
-        let (before, n_waiting) = (self.n_past, usize::from(waiting.is_some()));
+        let own = &mut self.sequences.all[0];
+        let (before, waiting) = (own.text().len(), own.pending.take());
+        let n_waiting = usize::from(waiting.is_some());
         let all: Vec<Token> = waiting.into_iter().chain(tokens.iter().copied()).collect();
         let cuts = match cuts {
             Some(cuts) => cuts.iter().map(|cut| Cut { at: cut.at + n_waiting, ..*cut }).collect(),
-            None => self.cuts(&all, 0),
+            None => self.sequences.cuts(&all, 0),
         };
         let result = self.feed_pieces(&all, &cuts, at_once, &mut |done| progress(done - n_waiting));
-        if result.is_err() && self.n_past > before && self.cut(0, before) {
-            self.text.truncate(self.text.len().saturating_sub(self.n_past - before));
-            (self.n_past, self.is_current) = (before, false);
+        if result.is_err() && self.sequences.tokens(0).len() > before {
+            self.sequences.cut(0, before);
         }
-        if result.is_err() && self.n_past == before {
-            self.pending = waiting;
+        let own = &mut self.sequences.all[0];
+        if result.is_err() && own.tokens.len() == before {
+            own.pending = waiting;
         } else {
-            self.n_prompt = self.n_past;
+            own.n_prompt = own.tokens.len();
         }
         result
     }
@@ -171,68 +157,45 @@ impl Session {
                     // llama.cpp splits batches the same way; but a single token at the end would count as generated.
                     let n = if rest.len() - 1 <= at_once { rest.len() } else { at_once };
                     let (now, left) = rest.split_at(n);
-                    let mut now = now.to_vec();
-                    let mut logits = vec![0; n];
-                    logits[n - 1] = i8::from(left.is_empty() && next.is_none());
-                    // SAFETY: the batch borrows both vectors, which outlive its evaluation.
-                    let mut batch = unsafe { llama::llama_batch_get_one(now.as_mut_ptr(), n as i32) };
-                    // llama.cpp would count on from an image's first position.
-                    let mut positions: Vec<i32> = (self.n_past as i32..).take(n).collect();
-                    (batch.logits, batch.pos) = (logits.as_mut_ptr(), positions.as_mut_ptr());
-                    self.decode(batch, &[(0, self.n_past as i32)])?;
-                    self.n_past += n;
-                    self.text.extend_from_slice(&now);
+                    let wants_last = left.is_empty() && next.is_none();
+                    let place = |(at, (position, &token)): (usize, (i32, &Token))| BatchToken {
+                        token,
+                        position,
+                        sequence: 0,
+                        logits: wants_last && at + 1 == n,
+                    };
+                    let positions = self.sequences.tokens(0).len() as i32..;
+                    let batch: Vec<BatchToken> = positions.zip(now).enumerate().map(place).collect();
+                    self.evaluate(&batch)?;
                     (rest, done) = (left, done + n);
                     progress(done);
-                    let cut = next.filter(|cut| cut.at == done);
-                    if let Err(error) = self.evaluated_piece(0, self.n_past, cut) {
-                        self.n_past = 0;
-                        self.text.clear();
-                        return Err(error);
-                    }
+                    self.sequences.evaluated_piece(0, next.filter(|cut| cut.at == done))?;
                 }
             }
         }
         Ok(())
     }
 
-    /// The error of a full context.
-    pub(super) fn context_full(&self) -> EvalError {
-        let shift_helps = !self.options.context_shift && self.can_move_tokens();
-        EvalError::ContextFull { n_ctx: self.n_ctx_seq(), shift_helps }
-    }
-
     /// Makes room for `n` more tokens, by a context shift if it is enabled and possible.
     pub(super) fn make_room(&mut self, n: usize) -> Result<(), EvalError> {
-        let n_ctx = self.n_ctx_seq() as usize;
-        if self.n_past + n <= n_ctx {
-            return Ok(());
-        }
-        if !self.options.context_shift || !self.can_move_tokens() || n > n_ctx {
-            return Err(self.context_full());
-        }
-        while self.n_past + n > n_ctx {
-            let wanted = usize::try_from(self.options.n_keep).unwrap_or(self.n_prompt);
-            let n_keep = (wanted + usize::from(self.model.adds_bos())).min(n_ctx.saturating_sub(4)).min(self.n_past);
-            let n_discard = (self.n_past - n_keep) / 2;
-            if n_discard == 0 {
-                return Err(self.context_full());
+        let (n_ctx, own) = (self.sequences.n_ctx_seq() as usize, &mut self.sequences);
+        while own.tokens(0).len() + n > n_ctx {
+            if !own.options.context_shift || !own.can_move_tokens() || n > n_ctx {
+                return Err(own.context_full());
             }
-            self.forget_checkpoints(0);
-            let (keep, past) = (n_keep as i32, self.n_past as i32);
-            let discard = n_discard as i32;
-            if !self.context.forget(0, keep, keep + discard)? {
-                return Err(self.context_full());
+            let n_past = own.tokens(0).len();
+            let wanted = usize::try_from(own.options.n_keep).unwrap_or(own.all[0].n_prompt);
+            let n_keep = (wanted + usize::from(self.model.adds_bos())).min(n_ctx.saturating_sub(4)).min(n_past);
+            let n_discard = (n_past - n_keep) / 2;
+            let (keep, discard) = (n_keep as i32, n_discard as i32);
+            if n_discard == 0 || !own.context.forget(0, keep, keep + discard)? {
+                return Err(own.context_full());
             }
             // A gap would leave the later tokens at wrong positions.
-            if let Err(error) = self.context.shift(0, keep + discard..past, -discard) {
+            if let Err(error) = own.move_tokens(0, keep + discard..n_past as i32, -discard) {
                 self.reset();
                 return Err(error);
             }
-            // The text may be known in part: of the end.
-            let unknown = self.n_past - self.text.len().min(self.n_past);
-            self.text.drain(n_keep.saturating_sub(unknown)..(n_keep + n_discard).saturating_sub(unknown));
-            self.n_past -= n_discard;
         }
         Ok(())
     }
@@ -258,21 +221,19 @@ impl Generation<'_> {
             return Ok(Err(StopReason::Length));
         }
         let session = &mut *self.session;
-        if let Some(token) = session.pending.take() {
-            // Without speculation, the token stays pending for another try unless the whole context was lost.
-            if let Err(error) = session.advance(token, self.left) {
-                return match error {
-                    EvalError::ContextFull { .. } => Ok(Err(StopReason::ContextFull)),
-                    EvalError::Interrupted => Ok(Err(StopReason::Interrupted)),
-                    error => Err(error),
-                };
-            }
+        // The token stays pending for another try unless the whole context was lost.
+        if let Err(error) = session.go_on(self.left) {
+            return match error {
+                EvalError::ContextFull { .. } => Ok(Err(StopReason::ContextFull)),
+                EvalError::Interrupted => Ok(Err(StopReason::Interrupted)),
+                error => Err(error),
+            };
         }
-        let token = session.sample(self.sampler, session.row)?;
+        let token = session.sample(0, self.sampler)?;
         if session.model.is_eog(token) {
             return Ok(Err(StopReason::Eog(token)));
         }
-        session.pending = Some(token);
+        session.sequences.set_pending(0, token);
         self.left = self.left.map(|left| left - 1);
         Ok(Ok(token))
     }
@@ -281,62 +242,58 @@ impl Generation<'_> {
 /// Drafts that were not taken leave the context: outside of a generation it has none.
 impl Drop for Generation<'_> {
     fn drop(&mut self) {
-        if self.session.settle().is_err() {
+        if self.session.settle(0).is_err() {
             self.session.reset();
         }
     }
 }
 
 impl Session {
-    /// Makes logits follow `token`, which was just generated: evaluates it with drafts, unless it is one itself. At
-    /// most `left` more tokens are wanted. On errors the token is pending, unless the whole context was lost.
-    fn advance(&mut self, token: Token, left: Option<usize>) -> Result<(), EvalError> {
-        let before = self.n_past;
-        let result = self.try_to_advance(token, left);
-        if result.is_ok() {
-            self.text.push(token);
-            self.n_past += 1;
-        } else if self.n_past == before {
-            self.pending = Some(token);
-        }
-        result
-    }
-
-    fn try_to_advance(&mut self, token: Token, left: Option<usize>) -> Result<(), EvalError> {
-        if self.ahead.front() == Some(&token) {
-            if self.interrupt.is_set() {
-                return Err(EvalError::Interrupted);
-            }
-            self.ahead.pop_front();
-            self.row += 1;
+    /// Makes logits follow the pending token of sequence 0, if it has one: evaluates it with drafts, unless it is one
+    /// itself. At most `left` more tokens are wanted.
+    fn go_on(&mut self, left: Option<usize>) -> Result<(), EvalError> {
+        if self.sequences.pending(0).is_none() {
             return Ok(());
         }
-        self.settle()?;
-        self.make_room(1)?;
-        let n_max = self.room_for_drafts(self.n_past).min(left.map_or(usize::MAX, |left| left - 1));
-        let text = std::mem::take(&mut self.text);
-        let position = self.n_past as i32;
-        let request = DraftRequest { sequence: 0, tokens: &text, last: token, position, n_max, n_min: 0 };
-        let drafts = self.draft(&[request]);
-        self.text = text;
-        let drafts = drafts?.remove(0);
-        let mut tokens: Vec<Token> = [token].into_iter().chain(drafts.iter().copied()).collect();
-        let mut positions: Vec<i32> = (self.n_past as i32..).take(tokens.len()).collect();
-        let mut logits = vec![1; tokens.len()];
-        // SAFETY: the batch borrows the vectors, which outlive its evaluation.
-        let mut batch = unsafe { llama::llama_batch_get_one(tokens.as_mut_ptr(), tokens.len() as i32) };
-        (batch.pos, batch.logits) = (positions.as_mut_ptr(), logits.as_mut_ptr());
-        self.decode(batch, &[(0, self.n_past as i32)])?;
-        self.row = 0;
-        self.ahead = drafts.into();
+        if self.interrupt.is_set() {
+            return Err(EvalError::Interrupted);
+        }
+        if !self.sequences.take(0) {
+            self.settle(0)?;
+            self.make_room(1)?;
+            let n_max = left.map_or(usize::MAX, |left| left - 1);
+            self.draft(&[DraftRequest { sequence: 0, n_max, n_min: 0 }])?;
+            self.advance(&[0])?;
+            self.sequences.take(0);
+        }
         Ok(())
     }
 
-    /// Takes the drafts out of the context that are not part of the text.
-    fn settle(&mut self) -> Result<(), EvalError> {
-        // A text that ends here may end with a draft.
-        self.ahead.clear();
-        self.accept(0, usize::try_from(self.row).unwrap_or(0))
+    /// A step of generation: evaluates the pending tokens of `sequences` together, each with its drafts
+    /// ([`Session::draft`]), which are left out where the context has no room for them. For each sequence follow, as
+    /// long as [`Sequences::take`] returns true, [`Session::sample`] and [`Sequences::set_pending`]; then
+    /// [`Session::settle`].
+    ///
+    /// # Errors
+    /// As [`Session::evaluate`]. The tokens are pending still, and have no drafts.
+    pub fn advance(&mut self, sequences: &[i32]) -> Result<(), EvalError> {
+        let (mut batch, mut n_drafts) = (Vec::new(), 0);
+        for &sequence in sequences {
+            let Some(own) = self.sequences.get_mut(sequence) else { continue };
+            let drafts = std::mem::take(&mut own.drafts);
+            n_drafts += drafts.len();
+            let entry = |(position, token)| BatchToken { token, position, sequence, logits: true };
+            batch.extend((own.tokens.len() as i32..).zip(own.pending.into_iter().chain(drafts)).map(entry));
+        }
+        let evaluated = self.evaluate(&batch);
+        if evaluated.is_err() {
+            let dropped = self.drop_drafts();
+            if n_drafts > 0 && matches!(evaluated, Err(EvalError::ContextFull { .. })) {
+                dropped?;
+                return self.advance(sequences);
+            }
+        }
+        evaluated
     }
 }
 
@@ -363,19 +320,15 @@ impl Iterator for Generation<'_> {
 }
 
 impl Session {
-    /// Samples a token from the logits of entry `index` of the last batch (-1: the last), and records it in the sampler
-    /// as generated. For callers of [`Session::evaluate`], who must evaluate the token themselves.
+    /// Samples a token from the logits after a sequence's text, and records it in the sampler as generated.
     ///
     /// # Errors
-    /// [`EvalError::NothingEvaluated`] if the last evaluation failed or there was none, [`EvalError::Decode`] if the
-    /// entry asked for no logits, [`EvalError::NotFinite`] if they are not finite, [`EvalError::Sampler`] if no token
-    /// can be chosen.
-    pub fn sample(&mut self, sampler: &mut Sampler, index: i32) -> Result<Token, EvalError> {
-        if !self.is_current {
-            return Err(EvalError::NothingEvaluated);
-        }
+    /// [`EvalError::NothingEvaluated`] if the last batch did not end the text, [`EvalError::Decode`] if no logits were
+    /// asked for, [`EvalError::NotFinite`] if they are not finite, [`EvalError::Sampler`] if no token can be chosen.
+    pub fn sample(&mut self, sequence: i32, sampler: &mut Sampler) -> Result<Token, EvalError> {
+        let row = self.sequences.get(sequence).and_then(Sequence::row).ok_or(EvalError::NothingEvaluated)?;
         let started = Instant::now();
-        let token = sampler.sample(&self.context, index)?;
+        let token = sampler.sample(&self.sequences.context, row as i32)?;
         self.sample_ms += started.elapsed().as_secs_f64() * 1e3;
         self.sample_count += 1;
         Ok(token)

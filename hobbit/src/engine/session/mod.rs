@@ -10,7 +10,6 @@ mod phases;
 mod restore;
 mod sequences;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -30,7 +29,6 @@ use crate::engine::seam::calling::{self, Purpose};
 use crate::engine::seam::hook::{EvalHook, Observed, RouterObserver};
 use crate::engine::session::speculate::Speculator;
 use crate::engine::text::sampling::Sampler;
-use hobbit_core::checkpoints::Checkpoints;
 use hobbit_core::options::{Pooling, SessionOptions, Token};
 use hobbit_core::plan::{CONTEXT_TOKENS_MIN, MemoryPlan, PlanError, RunMode};
 use hobbit_core::residency::{Latency, Lookahead, VirtualExperts};
@@ -42,7 +40,8 @@ use hobbit_core::stats::{
 
 pub use generate::{GeneratedText, Generation};
 use phases::Phases;
-pub use sequences::NoShift;
+pub use restore::TakenOut;
+pub use sequences::{NoShift, Sequences};
 
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,35 +82,19 @@ impl Interrupt {
 pub struct Session {
     // Dropped before the context, which it may read.
     pub(crate) speculator: Option<Box<Speculator>>,
-    // Dropped before the hook, which it calls, and the model, which it reads.
-    context: RawContext,
+    // Dropped before the hook, which its context calls, and the model, which that reads.
+    pub(crate) sequences: Sequences,
     hook: Option<EvalHook<Observed>>,
     /// Before the model: it notes that the context is gone.
     phases: Phases,
     model: Model,
-    options: SessionOptions,
     description: Description,
     interrupt: Interrupt,
-    /// One entry per sequence; none if the session takes no checkpoints.
-    checkpoints: Vec<Checkpoints>,
     /// Whether a backend of ours is notified before each graph.
     announces: bool,
     purpose: Purpose,
     /// Largest number of threads for a batch.
     n_threads: i32,
-    n_past: usize,
-    n_prompt: usize,
-    no_shift: Option<NoShift>,
-    /// Sampled and yielded, but not evaluated yet.
-    pending: Option<Token>,
-    /// Whether the last logits follow the last token of the context.
-    is_current: bool,
-    /// Entry of the last batch whose logits follow the last token of the context (-1: the last).
-    row: i32,
-    /// Drafts in the context after its last token.
-    ahead: VecDeque<Token>,
-    /// The text at the end of the context, as far as it is known: its tokens without a pending one.
-    text: Vec<Token>,
     stats: Stats,
     /// Counters of the devices at the session's start.
     devices_before: Vec<DeviceCounters>,
@@ -214,29 +197,17 @@ impl Session {
             prepared => (n_ctx, prepared?),
         };
         let options = SessionOptions { n_ctx, ..options.clone() };
-        let n_sequences = if model.takes_checkpoints(&options) { options.n_seq_max.max(1) } else { 0 };
-        let no_shift = NoShift::of(model, &options, &context);
         let mut session = Session {
             speculator: None,
-            context,
-            hook,
             phases: Phases::new(model, &options),
+            sequences: Sequences::new(model, options, context, description.checkpoint_bytes),
+            hook,
             model: model.clone(),
-            checkpoints: vec![Checkpoints::default(); n_sequences as usize],
-            options,
             description,
             interrupt,
             announces: calling::n_backends_made() > n_backends,
             purpose,
             n_threads: params.n_threads.max(params.n_threads_batch),
-            n_past: 0,
-            n_prompt: 0,
-            no_shift,
-            pending: None,
-            is_current: false,
-            row: -1,
-            ahead: VecDeque::new(),
-            text: Vec::new(),
             stats: Stats::default(),
             devices_before,
             sample_ms: 0.0,
@@ -244,13 +215,13 @@ impl Session {
             checked: false,
         };
         let has_head = || ["cls.weight", "cls.output.weight"].iter().any(|name| model.gguf().tensor(name).is_some());
-        if session.options.embeddings && session.pooling() == Some(Pooling::Rank) && !has_head() {
+        if session.options().embeddings && session.pooling() == Some(Pooling::Rank) && !has_head() {
             // llama.cpp would return the first number of a hidden state.
             let reason = "the model has no head that ranks (tensor cls.weight or cls.output.weight): take another \
                           pooling, or a reranking model";
             return Err(OpenError::Unsupported(reason.into()));
         }
-        if session.options.warmup && !model.info().is_moe() {
+        if session.options().warmup && !model.info().is_moe() {
             session.warm_up()?;
         }
         Ok(session)
@@ -295,12 +266,23 @@ impl Session {
     /// Context length in tokens.
     pub fn n_ctx(&self) -> u32 {
         // SAFETY: the context is live.
-        unsafe { llama::llama_n_ctx(self.context.as_ptr()) }
+        unsafe { llama::llama_n_ctx(self.sequences.context.as_ptr()) }
     }
 
     /// Tokens in the context, including a pending sampled token.
     pub fn n_past(&self) -> usize {
-        self.n_past + usize::from(self.pending.is_some())
+        let first = &self.sequences.all[0];
+        first.text().len() + usize::from(first.pending.is_some())
+    }
+
+    /// The sequences of the context; [`Session::feed`] and [`Session::generate`] use the first one, 0.
+    pub fn sequences(&self) -> &Sequences {
+        &self.sequences
+    }
+
+    /// As [`Session::sequences`], to change them.
+    pub fn sequences_mut(&mut self) -> &mut Sequences {
+        &mut self.sequences
     }
 
     /// A handle that stops a running evaluation.
@@ -318,14 +300,7 @@ impl Session {
 
     /// Clears the context: the next token is the first of a new sequence.
     pub fn reset(&mut self) {
-        self.context.clear();
-        self.checkpoints.iter_mut().for_each(|own| own.truncate(0));
-        self.n_past = 0;
-        self.n_prompt = 0;
-        self.pending = None;
-        self.is_current = false;
-        self.ahead.clear();
-        self.text.clear();
+        self.sequences.clear();
         if let Some(memories) = self.model.shared.experts.memories().as_mut() {
             memories.begin_sequence(true);
         }
@@ -346,12 +321,12 @@ impl Session {
     /// Sets the scale of each LoRA adapter ([`Model::adapters`]) from the next evaluation on; adapters without a scale
     /// get 0. Tokens in the context are not evaluated again.
     pub fn set_adapters(&mut self, scales: &[f32]) {
-        self.model.shared.adapters.apply(&self.context, scales);
+        self.model.shared.adapters.apply(&self.sequences.context, scales);
     }
 
     /// Logits, `[n_vocab]`, of an entry of the last batch that asked for them.
     pub fn logits(&self, index: usize) -> Option<&[f32]> {
-        self.context.logits(i32::try_from(index).ok()?, self.model.n_vocab())
+        self.sequences.context.logits(i32::try_from(index).ok()?, self.model.n_vocab())
     }
 
     /// Names of expert tensors whose products have not reached hobbit yet; empty after the first evaluation.
@@ -388,7 +363,7 @@ impl Session {
     /// Times so far, in llama.cpp's categories.
     pub fn timings(&self) -> Timings {
         // SAFETY: the context is live.
-        let perf = unsafe { llama::llama_perf_context(self.context.as_ptr()) };
+        let perf = unsafe { llama::llama_perf_context(self.sequences.context.as_ptr()) };
         Timings {
             load_ms: self.model.shared.load_time.as_secs_f64() * 1e3,
             prompt_ms: perf.t_p_eval_ms,
@@ -402,19 +377,13 @@ impl Session {
         }
     }
 
-    /// Context length of one sequence in tokens.
-    pub(crate) fn n_ctx_seq(&self) -> u32 {
-        // SAFETY: the context is live.
-        unsafe { llama::llama_n_ctx_seq(self.context.as_ptr()) }
-    }
-
     pub(crate) fn n_sequences(&self) -> u32 {
-        self.options.n_seq_max.max(1)
+        self.sequences.all.len() as u32
     }
 
     /// Entries of a batch whose logits may be requested at once.
     pub(crate) fn n_outputs_max(&self) -> usize {
-        match self.options.n_outputs_max {
+        match self.options().n_outputs_max {
             0 => usize::MAX,
             n => n.max(self.n_sequences()) as usize,
         }
@@ -435,28 +404,28 @@ impl Session {
 
     /// The options with which the session was opened; its context length is chosen.
     pub(crate) fn options(&self) -> &SessionOptions {
-        &self.options
+        &self.sequences.options
     }
 
     pub(crate) fn context_ptr(&self) -> *mut llama::llama_context {
-        self.context.as_ptr()
+        self.sequences.context.as_ptr()
     }
 
     /// The context for multi-token prediction.
     pub(crate) fn mtp_ptr(&self) -> Option<*mut llama::llama_context> {
-        self.context.mtp().map(RawContext::as_ptr)
+        self.sequences.context.mtp().map(RawContext::as_ptr)
     }
 
     /// Maximum tokens per call of [`Session::evaluate`].
     pub fn n_batch(&self) -> usize {
         // SAFETY: the context is live.
-        unsafe { llama::llama_n_batch(self.context.as_ptr()) as usize }
+        unsafe { llama::llama_n_batch(self.sequences.context.as_ptr()) as usize }
     }
 
     /// Tokens of a prompt that are computed at once (the ubatch size).
     pub fn n_ubatch(&self) -> usize {
         // SAFETY: the context is live.
-        unsafe { llama::llama_n_ubatch(self.context.as_ptr()).max(1) as usize }
+        unsafe { llama::llama_n_ubatch(self.sequences.context.as_ptr()).max(1) as usize }
     }
 }
 
@@ -507,7 +476,7 @@ mod tests {
             };
             session.evaluate(&text(&[5, 6, 7], 0)).unwrap();
             session.evaluate(&text(&[80, 90, 100], 1)).unwrap();
-            session.copy_sequence(0, 1).unwrap();
+            session.sequences.copy(0, 1).unwrap();
             let next = |sequence| [BatchToken { token: 8, position: 3, sequence, logits: true }];
             session.evaluate(&next(0)).unwrap();
             let expected = session.logits(0).unwrap().to_vec();

@@ -1,36 +1,63 @@
 //! A sequence's state as bytes: saved, and restored from memory or from a file with any content.
 
+use super::sequences::Sequences;
 use super::{BatchToken, Session};
 use crate::engine::error::EvalError;
 use crate::engine::ggml::raw::Part;
 use hobbit_core::checkpoints::Checkpoint;
 use hobbit_core::options::Token;
 
-impl Session {
-    /// Bytes of [`Session::sequence_state`].
+/// A sequence outside of its context, for [`Sequences::put_back`].
+pub struct TakenOut {
+    text: Vec<Token>,
+    pending: Option<Token>,
+    state: Vec<u8>,
+}
+
+impl Sequences {
+    /// Bytes of [`Sequences::state`].
     ///
     /// # Errors
     /// As there.
-    pub fn sequence_state_bytes(&mut self, sequence: i32) -> Result<usize, EvalError> {
+    pub fn state_bytes(&mut self, sequence: i32) -> Result<usize, EvalError> {
         self.check_sequence(sequence)?;
         self.context.state_bytes(sequence, Part::Whole)
     }
 
-    /// A sequence's state in llama.cpp's format, for [`Session::set_sequence_state`] of a session of the same model
-    /// with the same types of KV cache.
+    /// A sequence's state in llama.cpp's format, for [`Session::restore_sequence`] of a session of the same model with
+    /// the same types of KV cache.
     ///
     /// # Errors
     /// A sequence that the session does not have; llama.cpp's refusal.
-    pub fn sequence_state(&mut self, sequence: i32) -> Result<Vec<u8>, EvalError> {
+    pub fn state(&mut self, sequence: i32) -> Result<Vec<u8>, EvalError> {
         self.check_sequence(sequence)?;
         self.context.state(sequence, Part::Whole)
     }
 
-    /// Restores the state from [`Session::sequence_state`]; the bytes must be unchanged.
+    /// A copy of a sequence.
+    ///
+    /// # Errors
+    /// As [`Sequences::state`].
+    pub fn take_out(&mut self, sequence: i32) -> Result<TakenOut, EvalError> {
+        let state = self.state(sequence)?;
+        Ok(TakenOut { text: self.tokens(sequence).to_vec(), pending: self.pending(sequence), state })
+    }
+
+    /// Replaces a sequence by the copy of [`Sequences::take_out`].
     ///
     /// # Errors
     /// An unknown sequence, or a state that does not fit; the sequence is then empty.
-    pub fn set_sequence_state(&mut self, sequence: i32, state: &[u8]) -> Result<(), EvalError> {
+    pub fn put_back(&mut self, sequence: i32, copy: &TakenOut) -> Result<(), EvalError> {
+        self.set_state(sequence, &copy.text, &copy.state)?;
+        self.all[sequence as usize].pending = copy.pending;
+        Ok(())
+    }
+
+    /// Restores the state of a sequence with these tokens; the bytes must be unchanged.
+    ///
+    /// # Errors
+    /// An unknown sequence, or a state that does not fit; the sequence is then empty.
+    fn set_state(&mut self, sequence: i32, tokens: &[Token], state: &[u8]) -> Result<(), EvalError> {
         self.check_sequence(sequence)?;
         self.empty(sequence)?;
         if self.context.set_state(sequence, Part::Whole, state).is_err() {
@@ -41,77 +68,7 @@ impl Session {
                     .into(),
             ));
         }
-        Ok(())
-    }
-
-    /// As [`Session::set_sequence_state`], with a state and checkpoints from a file, which may have any content. The
-    /// sequence must hold `tokens` at their positions, leave no cell behind when it is forgotten, and give finite
-    /// logits after its last token and after each checkpoint, for which one token each is evaluated. It gets no
-    /// checkpoint yet.
-    ///
-    /// # Errors
-    /// As there. [`EvalError::State`]: a check fails. Cells of the shared cache may then be damaged until
-    /// [`Session::reset`] clears them all.
-    pub fn restore_sequence(
-        &mut self,
-        sequence: i32,
-        tokens: &[Token],
-        state: &[u8],
-        checkpoints: &[Checkpoint],
-    ) -> Result<(), EvalError> {
-        self.check_sequence(sequence)?;
-        self.empty(sequence)?;
-        let empty = [Part::Whole, Part::NotRewindable].map(|part| self.context.state_bytes(sequence, part));
-        let [empty, empty_part] = empty.map(|bytes| bytes.unwrap_or(0));
-        self.set_sequence_state(sequence, state)?;
-        let (first, last) = (self.context.first_position(sequence), self.context.last_position(sequence));
-        if self.n_tokens(sequence) != tokens.len() || !tokens.is_empty() && first < 0 {
-            return Err(EvalError::State(format!("holds positions {first} to {last}, not {} tokens", tokens.len())));
-        }
-        // llama.cpp takes any positions, forgets none below 0, and saves none at -1.
-        self.check_holds(sequence, Part::Whole, state)?;
-        let stats = self.stats.clone();
-        let tried = self.try_next(sequence, tokens);
-        self.stats = stats;
-        tried?;
-        self.check_empties(sequence, Part::Whole, empty)?;
-        let takes_checkpoints = !self.checkpoints.is_empty();
-        for checkpoint in checkpoints.iter().filter(|_| takes_checkpoints) {
-            if self.context.set_state(sequence, Part::NotRewindable, &checkpoint.state).is_err() {
-                return Err(EvalError::State("has a checkpoint that does not fit".into()));
-            }
-            self.check_holds(sequence, Part::NotRewindable, &checkpoint.state)?;
-            self.check_empties(sequence, Part::NotRewindable, empty_part)?;
-        }
-        self.set_sequence_state(sequence, state)?;
-        if takes_checkpoints && !checkpoints.is_empty() {
-            let stats = self.stats.clone();
-            let tried = self.try_checkpoints(sequence, tokens, checkpoints);
-            self.stats = stats;
-            tried?;
-            self.set_sequence_state(sequence, state)?;
-        }
-        Ok(())
-    }
-
-    /// Goes back to each checkpoint, from the last one on, evaluates the next token, and checks the logits.
-    fn try_checkpoints(
-        &mut self,
-        sequence: i32,
-        tokens: &[Token],
-        checkpoints: &[Checkpoint],
-    ) -> Result<(), EvalError> {
-        for Checkpoint { n_tokens, state, .. } in checkpoints.iter().rev() {
-            self.context.set_state(sequence, Part::NotRewindable, state)?;
-            if !self.context.forget(sequence, *n_tokens as i32, -1)? || self.n_tokens(sequence) != *n_tokens {
-                return Err(EvalError::State(format!("has a checkpoint that is not after {n_tokens} tokens")));
-            }
-            match self.try_token(sequence, tokens, *n_tokens) {
-                // The sequence fills the context.
-                Err(EvalError::ContextFull { .. }) => {}
-                other => other?,
-            }
-        }
+        self.all[sequence as usize].tokens = tokens.to_vec();
         Ok(())
     }
 
@@ -131,12 +88,97 @@ impl Session {
             _ => Ok(()),
         }
     }
+}
+
+impl Session {
+    /// Restores a sequence with a state and checkpoints from a file, which may have any content. The sequence must hold
+    /// `tokens` at their positions, leave no cell behind when it is forgotten, and give finite logits after its last
+    /// token and after each checkpoint, for which one token each is evaluated. It gets no checkpoint yet.
+    ///
+    /// # Errors
+    /// An unknown sequence, or a state that does not fit. [`EvalError::State`]: a check fails. Cells of the shared cache
+    /// may then be damaged until [`Session::reset`] clears them all.
+    pub fn restore_sequence(
+        &mut self,
+        sequence: i32,
+        tokens: &[Token],
+        state: &[u8],
+        checkpoints: &[Checkpoint],
+    ) -> Result<(), EvalError> {
+        let stats = self.stats.clone();
+        let restored = self.try_to_restore(sequence, tokens, state, checkpoints);
+        self.stats = stats;
+        if restored.is_err() {
+            self.sequences.shortened(sequence, 0);
+        }
+        restored
+    }
+
+    fn try_to_restore(
+        &mut self,
+        sequence: i32,
+        tokens: &[Token],
+        state: &[u8],
+        checkpoints: &[Checkpoint],
+    ) -> Result<(), EvalError> {
+        let own = &mut self.sequences;
+        own.check_sequence(sequence)?;
+        own.empty(sequence)?;
+        let empty = [Part::Whole, Part::NotRewindable].map(|part| own.context.state_bytes(sequence, part));
+        let [empty, empty_part] = empty.map(|bytes| bytes.unwrap_or(0));
+        own.set_state(sequence, tokens, state)?;
+        let (first, last) = (own.context.first_position(sequence), own.context.last_position(sequence));
+        if own.n_tokens(sequence) != tokens.len() || !tokens.is_empty() && first < 0 {
+            return Err(EvalError::State(format!("holds positions {first} to {last}, not {} tokens", tokens.len())));
+        }
+        // llama.cpp takes any positions, forgets none below 0, and saves none at -1.
+        own.check_holds(sequence, Part::Whole, state)?;
+        self.try_next(sequence, tokens)?;
+        let own = &mut self.sequences;
+        own.check_empties(sequence, Part::Whole, empty)?;
+        let takes_checkpoints = !own.checkpoints.is_empty();
+        for checkpoint in checkpoints.iter().filter(|_| takes_checkpoints) {
+            if own.context.set_state(sequence, Part::NotRewindable, &checkpoint.state).is_err() {
+                return Err(EvalError::State("has a checkpoint that does not fit".into()));
+            }
+            own.check_holds(sequence, Part::NotRewindable, &checkpoint.state)?;
+            own.check_empties(sequence, Part::NotRewindable, empty_part)?;
+        }
+        own.set_state(sequence, tokens, state)?;
+        if takes_checkpoints && !checkpoints.is_empty() {
+            self.try_checkpoints(sequence, tokens, checkpoints)?;
+            self.sequences.set_state(sequence, tokens, state)?;
+        }
+        Ok(())
+    }
+
+    /// Goes back to each checkpoint, from the last one on, evaluates the next token, and checks the logits.
+    fn try_checkpoints(
+        &mut self,
+        sequence: i32,
+        tokens: &[Token],
+        checkpoints: &[Checkpoint],
+    ) -> Result<(), EvalError> {
+        for Checkpoint { n_tokens, state, .. } in checkpoints.iter().rev() {
+            let own = &mut self.sequences;
+            own.context.set_state(sequence, Part::NotRewindable, state)?;
+            if !own.context.forget(sequence, *n_tokens as i32, -1)? || own.n_tokens(sequence) != *n_tokens {
+                return Err(EvalError::State(format!("has a checkpoint that is not after {n_tokens} tokens")));
+            }
+            match self.try_token(sequence, tokens, *n_tokens) {
+                // The sequence fills the context.
+                Err(EvalError::ContextFull { .. }) => {}
+                other => other?,
+            }
+        }
+        Ok(())
+    }
 
     /// Evaluates a token after those of a sequence, or its last one again, and checks the logits.
     fn try_next(&mut self, sequence: i32, tokens: &[Token]) -> Result<(), EvalError> {
         match self.try_token(sequence, tokens, tokens.len()) {
             // Evaluated again it needs no further cell.
-            Err(EvalError::ContextFull { .. }) if self.cut(sequence, tokens.len() - 1) => {
+            Err(EvalError::ContextFull { .. }) if self.sequences.cut(sequence, tokens.len() - 1) => {
                 self.try_token(sequence, tokens, tokens.len() - 1)
             }
             // The sequence fills the context, and cannot go back by a token.

@@ -1,16 +1,15 @@
-//! Several sequences in one context, for a caller that places tokens itself ([`Session::evaluate`]): copying,
-//! shortening and moving them.
+//! The sequences of a session's context: the text of each, its generation, and copying, shortening and moving its
+//! tokens.
 
 use std::ops::Range;
 
 use ggml_sys::llama;
 
-use super::Session;
 use crate::engine::error::EvalError;
-use crate::engine::ggml::raw::{Part, RawContext};
+use crate::engine::ggml::raw::{BatchToken, Part, RawContext};
 use crate::engine::model::Model;
-use hobbit_core::options::{KvValue, Pooling, SessionOptions};
-use hobbit_core::stats::PhaseStats;
+use hobbit_core::checkpoints::Checkpoints;
+use hobbit_core::options::{KvValue, SessionOptions, Token};
 
 /// Why a context cannot be shifted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -67,13 +66,172 @@ fn rotates(model: &Model) -> bool {
     }
 }
 
-impl Session {
+/// llama.cpp's null token, at positions that were never evaluated.
+const UNKNOWN: Token = -1;
+
+/// One sequence: its tokens in the context, and the step of its generation.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sequence {
+    /// Tokens in the context, one for each position; placeholders, which are negative, for images and sound.
+    pub(crate) tokens: Vec<Token>,
+    /// Tokens at the end that were evaluated but do not belong to the text yet: a piece of a prompt, or a sampled token
+    /// and its drafts.
+    pub(super) n_ahead: usize,
+    /// Sampled, and not part of the text yet.
+    pub(super) pending: Option<Token>,
+    /// Drafts that are to be evaluated after it.
+    pub(super) drafts: Vec<Token>,
+    /// Entry of the last batch with the last token; `None` if that was evaluated earlier.
+    pub(super) entry: Option<usize>,
+    /// Tokens when the last prompt had been read.
+    pub(super) n_prompt: usize,
+}
+
+impl Sequence {
+    /// The tokens of the text, without a pending one.
+    pub(super) fn text(&self) -> &[Token] {
+        &self.tokens[..self.tokens.len() - self.n_ahead]
+    }
+
+    /// The end of the text that drafters can read: images and sound have no tokens.
+    pub(super) fn words(&self) -> &[Token] {
+        let text = self.text();
+        &text[text.iter().rposition(|token| *token < 0).map_or(0, |at| at + 1)..]
+    }
+
+    /// Follows the evaluation of a token as an entry of a batch.
+    pub(super) fn add(&mut self, position: usize, token: Token, entry: usize) {
+        if self.entry.is_none() {
+            self.n_ahead = 0;
+        }
+        self.tokens.resize(position, UNKNOWN);
+        self.tokens.push(token);
+        (self.n_ahead, self.entry) = (self.n_ahead + 1, Some(entry));
+    }
+
+    /// Moves the pending token into the text, if it is the next token that was evaluated.
+    pub(super) fn take(&mut self) -> bool {
+        let is_next = self.pending.is_some() && self.pending == self.tokens[self.text().len()..].first().copied();
+        if is_next {
+            (self.pending, self.n_ahead) = (None, self.n_ahead - 1);
+        }
+        is_next
+    }
+
+    /// The entry of the last batch whose logits follow the text.
+    pub(super) fn row(&self) -> Option<usize> {
+        self.entry?.checked_sub(self.n_ahead)
+    }
+
+    /// Follows the forgetting of all but the first `n` tokens, which become the text.
+    fn shorten(&mut self, n: usize) {
+        let n_less = self.tokens.len().saturating_sub(n);
+        self.entry = self.entry.filter(|_| n >= self.text().len()).and_then(|entry| entry.checked_sub(n_less));
+        self.tokens.truncate(n);
+        (self.n_ahead, self.n_prompt) = (0, self.n_prompt.min(n));
+    }
+
+    /// Follows a move of the tokens at positions `range`.
+    fn shift(&mut self, range: Range<usize>, by: isize) {
+        let (end, to) = (range.end.min(self.tokens.len()), range.start.saturating_add_signed(by));
+        let (moves_end, n) = (end == self.tokens.len(), end.saturating_sub(range.start));
+        self.tokens.resize(self.tokens.len().max(to + n), UNKNOWN);
+        self.tokens.copy_within(range.start..range.start + n, to);
+        if moves_end {
+            self.tokens.truncate(to + n);
+        }
+    }
+}
+
+/// The sequences of a session's context.
+pub struct Sequences {
+    pub(super) context: RawContext,
+    // Dropped after the context, which reads it.
+    pub(super) model: Model,
+    pub(super) options: SessionOptions,
+    pub(crate) all: Vec<Sequence>,
+    /// One entry per sequence; none if the session takes no checkpoints.
+    pub(super) checkpoints: Vec<Checkpoints>,
+    /// Most bytes of checkpoints.
+    pub(super) checkpoint_bytes: u64,
+    no_shift: Option<NoShift>,
+}
+
+impl Sequences {
+    /// Those of a new context of `model`.
+    pub(super) fn new(model: &Model, options: SessionOptions, context: RawContext, checkpoint_bytes: u64) -> Self {
+        let n = options.n_seq_max.max(1) as usize;
+        Self {
+            no_shift: NoShift::of(model, &options, &context),
+            context,
+            model: model.clone(),
+            all: vec![Sequence::default(); n],
+            checkpoints: vec![Checkpoints::default(); if model.takes_checkpoints(&options) { n } else { 0 }],
+            checkpoint_bytes,
+            options,
+        }
+    }
+
+    /// Tokens of a sequence's text in the context, one for each position, without a pending one: images and sound have
+    /// negative placeholders. Tokens of [`Session::evaluate`](crate::Session::evaluate) belong to the text after
+    /// [`Sequences::evaluated_piece`].
+    pub fn tokens(&self, sequence: i32) -> &[Token] {
+        self.get(sequence).map_or(&[], Sequence::text)
+    }
+
+    /// The token that follows the text: it was sampled, and is evaluated next.
+    pub fn pending(&self, sequence: i32) -> Option<Token> {
+        self.get(sequence).and_then(|own| own.pending)
+    }
+
+    /// Continues a text with a token, which [`Session::advance`](crate::Session::advance) evaluates.
+    pub fn set_pending(&mut self, sequence: i32, token: Token) {
+        if let Some(own) = self.get_mut(sequence) {
+            own.pending = Some(token);
+        }
+    }
+
+    /// Tokens that [`Session::advance`](crate::Session::advance) evaluated and the text has not taken.
+    pub fn n_ahead(&self, sequence: i32) -> usize {
+        self.get(sequence).map_or(0, |own| own.n_ahead)
+    }
+
+    /// Moves the pending token into the text if it was evaluated: as such, or as the next draft. Then
+    /// [`Session::sample`](crate::Session::sample) returns the one after it.
+    pub fn take(&mut self, sequence: i32) -> bool {
+        self.get_mut(sequence).is_some_and(Sequence::take)
+    }
+
+    pub(super) fn get(&self, sequence: i32) -> Option<&Sequence> {
+        self.all.get(usize::try_from(sequence).ok()?)
+    }
+
+    pub(super) fn get_mut(&mut self, sequence: i32) -> Option<&mut Sequence> {
+        self.all.get_mut(usize::try_from(sequence).ok()?)
+    }
+
+    /// Forgets all sequences, with the data of their cells.
+    pub(super) fn clear(&mut self) {
+        self.context.clear();
+        self.checkpoints.iter_mut().for_each(|own| own.truncate(0));
+        self.all.fill_with(Sequence::default);
+    }
+
+    /// Follows the evaluation of a batch.
+    pub(super) fn add(&mut self, batch: &[BatchToken]) {
+        for (entry, &BatchToken { token, position, sequence, .. }) in batch.iter().enumerate() {
+            if let (Some(own), Ok(position)) = (self.get_mut(sequence), usize::try_from(position)) {
+                own.add(position, token, entry);
+            }
+        }
+    }
+
     /// Replaces sequence `to` with a copy of sequence `from`: texts with a common beginning share its evaluation. Both
-    /// are below `n_seq_max`. For callers of [`Session::evaluate`].
+    /// are below `n_seq_max`.
     ///
     /// # Errors
     /// A sequence that the session does not have; no room for another window. Sequence `to` is then empty.
-    pub fn copy_sequence(&mut self, from: i32, to: i32) -> Result<(), EvalError> {
+    pub fn copy(&mut self, from: i32, to: i32) -> Result<(), EvalError> {
         self.check_sequence(from)?;
         self.check_sequence(to)?;
         if from == to {
@@ -81,6 +239,7 @@ impl Session {
         }
         // In a unified cache, copying alone would add to the content of `to`.
         self.context.forget(to, -1, -1)?;
+        self.all[to as usize] = Sequence::default();
         self.context.copy(from, to)?;
         // A sliding window reuses cells that only one sequence has: shared cells would fill the room of both.
         if self.has_window() && self.options.kv_unified {
@@ -93,16 +252,32 @@ impl Session {
         if let Some(own) = self.checkpoints.get(from as usize).cloned() {
             self.checkpoints[to as usize] = own;
         }
+        self.all[to as usize].tokens = self.all[from as usize].text().to_vec();
         Ok(())
     }
 
     /// Shortens a sequence to its first `n` tokens (it must have that many), or to the last checkpoint within them if
-    /// the model cannot go back that far. Returns the number of tokens left. For callers of [`Session::evaluate`];
-    /// others use [`Session::keep`].
+    /// the model cannot go back that far. Returns the number of tokens left. A pending token is forgotten.
     ///
     /// # Errors
     /// A sequence that the session does not have.
-    pub fn keep_of(&mut self, sequence: i32, n: usize) -> Result<usize, EvalError> {
+    pub fn keep(&mut self, sequence: i32, n: usize) -> Result<usize, EvalError> {
+        let left = self.go_to(sequence, n);
+        self.get_mut(sequence).into_iter().for_each(|own| own.pending = None);
+        left
+    }
+
+    /// Shortens a sequence to its text: forgets what was evaluated since. Returns false if the model cannot go back
+    /// that far; the text is then shorter, or empty.
+    ///
+    /// # Errors
+    /// A sequence that the session does not have.
+    pub fn take_back(&mut self, sequence: i32) -> Result<bool, EvalError> {
+        let n = self.tokens(sequence).len();
+        self.go_to(sequence, n).map(|left| left == n)
+    }
+
+    fn go_to(&mut self, sequence: i32, n: usize) -> Result<usize, EvalError> {
         self.check_sequence(sequence)?;
         if !self.cut(sequence, n) {
             return self.go_back(sequence, n);
@@ -117,20 +292,29 @@ impl Session {
     pub(crate) fn cut(&mut self, sequence: i32, n: usize) -> bool {
         let is_cut = self.remembers(sequence, n)
             && self.context.forget(sequence, i32::try_from(n).unwrap_or(i32::MAX), -1).unwrap_or(false);
-        if let Some(own) = self.checkpoints.get_mut(sequence as usize).filter(|_| is_cut) {
-            own.truncate(n);
+        if is_cut {
+            self.checkpoints.get_mut(sequence as usize).into_iter().for_each(|own| own.truncate(n));
+            self.shortened(sequence, n);
         }
         is_cut
     }
 
-    /// As [`Session::cut`], for drafts of the last batch: a recurrent state keeps those before its last tokens
+    /// Follows the forgetting of a sequence's tokens but the first `n`.
+    pub(super) fn shortened(&mut self, sequence: i32, n: usize) {
+        self.get_mut(sequence).into_iter().for_each(|own| own.shorten(n));
+    }
+
+    /// As [`Sequences::cut`], for drafts of the last batch: a recurrent state keeps those before its last tokens
     /// ([`SessionOptions::rollback`](hobbit_core::options::SessionOptions::rollback)).
     pub(crate) fn cut_drafts(&mut self, sequence: i32, n: usize) -> bool {
-        if self.model.is_recurrent() {
-            self.context.forget(sequence, i32::try_from(n).unwrap_or(i32::MAX), -1).unwrap_or(false)
-        } else {
-            self.cut(sequence, n)
+        if !self.model.is_recurrent() {
+            return self.cut(sequence, n);
         }
+        let is_cut = self.context.forget(sequence, i32::try_from(n).unwrap_or(i32::MAX), -1).unwrap_or(false);
+        if is_cut {
+            self.shortened(sequence, n);
+        }
+        is_cut
     }
 
     /// Tokens of the last batch that a recurrent state can go back.
@@ -154,7 +338,7 @@ impl Session {
         !self.options.swa_full && self.model.window() > 0
     }
 
-    /// Whether tokens can be moved to other positions ([`Session::move_tokens`]).
+    /// Whether tokens can be moved to other positions ([`Sequences::move_tokens`]).
     pub fn can_move_tokens(&self) -> bool {
         self.no_shift.is_none()
     }
@@ -180,76 +364,27 @@ impl Session {
             self.context.forget(sequence, cleared.start, cleared.end)?;
         }
         self.forget_checkpoints(sequence);
-        self.context.shift(sequence, range, by)
+        self.context.shift(sequence, range.clone(), by)?;
+        self.all[sequence as usize].shift(range.start.max(0) as usize..range.end.max(0) as usize, by as isize);
+        Ok(())
     }
 
-    /// Announces a new text: policies that count by sequence start over. They do not for a text that begins beside
-    /// others (`is_alone`: false), whose experts they would forget.
-    pub fn begin_text(&mut self, is_alone: bool) {
-        if let Some(memories) = self.model.shared.experts.memories().as_mut() {
-            memories.begin_sequence(is_alone);
-        }
+    /// The error of a full context.
+    pub(super) fn context_full(&self) -> EvalError {
+        let shift_helps = !self.options.context_shift && self.can_move_tokens();
+        EvalError::ContextFull { n_ctx: self.n_ctx_seq(), shift_helps }
     }
 
-    /// The embedding, `[n_embd]`, of entry `index` of the last batch, for sessions without pooling.
-    pub fn embedding_of(&self, index: usize) -> Option<&[f32]> {
-        let index = i32::try_from(index).ok()?;
-        // SAFETY: the context is live; a non-null answer is one row of its output.
-        unsafe { self.embedding(llama::llama_get_embeddings_ith(self.context.as_ptr(), index), self.model.n_embd()) }
-    }
-
-    /// The embedding, `[n_embd]`, of a sequence of the last batch, for sessions that pool. For those that rank
-    /// ([`Pooling::Rank`]), the scores of the model's classes.
-    pub fn embedding_of_sequence(&self, sequence: i32) -> Option<&[f32]> {
-        // SAFETY: the model is live; the context is, and a non-null answer is one row of its output, of as many
-        // numbers.
-        unsafe {
-            let n = match self.pooling() {
-                Some(Pooling::Rank) => llama::llama_model_n_cls_out(self.model.shared.raw.as_ptr()) as usize,
-                _ => self.model.n_embd(),
-            };
-            self.embedding(llama::llama_get_embeddings_seq(self.context.as_ptr(), sequence), n)
-        }
-    }
-
-    /// # Safety
-    /// Null, or a row of `n` numbers of the context's output.
-    unsafe fn embedding(&self, row: *const f32, n: usize) -> Option<&[f32]> {
-        // SAFETY: by the caller; the row lives until the next evaluation, which needs `&mut`.
-        (!row.is_null()).then(|| unsafe { std::slice::from_raw_parts(row, n) })
-    }
-
-    /// The pooling of a sequence's embeddings: the requested one, or the model's. `None`: no pooling.
-    pub fn pooling(&self) -> Option<Pooling> {
+    /// Context length of one sequence in tokens.
+    pub(crate) fn n_ctx_seq(&self) -> u32 {
         // SAFETY: the context is live.
-        let kind = unsafe { llama::llama_pooling_type(self.context.as_ptr()) };
-        Some(match kind {
-            llama::LLAMA_POOLING_TYPE_MEAN => Pooling::Mean,
-            llama::LLAMA_POOLING_TYPE_CLS => Pooling::Cls,
-            llama::LLAMA_POOLING_TYPE_LAST => Pooling::Last,
-            llama::LLAMA_POOLING_TYPE_RANK => Pooling::Rank,
-            _ => return None,
-        })
-    }
-
-    /// Counters of prompts and decoding so far: the first two fields of [`Session::stats`], at no cost.
-    pub fn phases(&self) -> (PhaseStats, PhaseStats) {
-        (self.stats.prompt, self.stats.decode)
-    }
-
-    /// Maximum number of tokens, each of its own sequence, that may be decoded at once under the rules for generated
-    /// tokens. Those differ from the rules for prompts where results are approximate.
-    pub fn decodes_at_once(&self) -> usize {
-        let shared = &self.model.shared;
-        let is_exact = shared.precisions.is_exact() && shared.options.routing.is_off();
-        if is_exact { usize::MAX } else { hobbit_core::route::DECODE_TOKENS_MAX }
+        unsafe { llama::llama_n_ctx_seq(self.context.as_ptr()) }
     }
 
     pub(super) fn check_sequence(&self, sequence: i32) -> Result<(), EvalError> {
-        let n_seq_max = self.options.n_seq_max.max(1);
-        if u32::try_from(sequence).map_or(true, |sequence| sequence >= n_seq_max) {
-            return Err(EvalError::Decode(format!("sequence {sequence} of a session with {n_seq_max}")));
+        match self.get(sequence) {
+            Some(_) => Ok(()),
+            None => Err(EvalError::Decode(format!("sequence {sequence} of a session with {}", self.all.len()))),
         }
-        Ok(())
     }
 }

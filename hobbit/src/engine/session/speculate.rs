@@ -29,21 +29,30 @@ pub enum NoSpeculation {
     Recurrent,
 }
 
-/// A sequence that may have drafts.
+/// A sequence that may have drafts after its pending token.
 #[derive(Clone, Copy, Debug)]
-pub struct DraftRequest<'a> {
+pub struct DraftRequest {
     /// The sequence.
     pub sequence: i32,
-    /// The text so far.
-    pub tokens: &'a [Token],
-    /// The token after it, which is evaluated next.
-    pub last: Token,
-    /// Position of that token.
-    pub position: i32,
-    /// Most drafts that there is room for.
+    /// Most drafts that are wanted.
     pub n_max: usize,
     /// Fewer drafts are none.
     pub n_min: usize,
+}
+
+/// A request, and what drafters need to know of its sequence.
+struct Wanted<'a> {
+    sequence: i32,
+    /// The text so far, behind the last image or sound.
+    tokens: &'a [Token],
+    /// The token after it, which is evaluated next.
+    last: Token,
+    /// Position of that token.
+    position: i32,
+    /// Most drafts that there is room for.
+    n_max: usize,
+    /// Fewer drafts are none.
+    n_min: usize,
 }
 
 /// The drafters of one session, and their measurements.
@@ -54,7 +63,7 @@ pub(crate) struct Speculator {
     /// Whether a drafter reads the hidden states of each batch.
     pub(crate) is_mtp: bool,
     interrupt: Interrupt,
-    sequences: Vec<Sequence>,
+    sequences: Vec<Known>,
     gate: Gate,
     /// Fewer drafts are none.
     n_min: usize,
@@ -66,7 +75,7 @@ pub(crate) struct Speculator {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Sequence {
+struct Known {
     /// The text that the drafters know.
     text: Vec<Token>,
     /// Drafts that are evaluated in this step, after the token at a position.
@@ -102,7 +111,7 @@ impl Speculator {
             draft,
             is_mtp,
             interrupt: target.interrupt_handle(),
-            sequences: vec![Sequence::default(); n_sequences as usize],
+            sequences: vec![Known::default(); n_sequences as usize],
             gate: Gate::new(GateOptions { n_max: options.n_max, fixed: options.fixed, always_n_max: is_mtp }),
             n_min: options.n_min as usize,
             step: Step::default(),
@@ -112,7 +121,7 @@ impl Speculator {
     }
 
     /// Begins a step: drafts for each request, as many as are worth their cost.
-    fn draft(&mut self, requests: &[DraftRequest]) -> Result<Vec<Vec<Token>>, EvalError> {
+    fn draft(&mut self, requests: &[Wanted]) -> Result<Vec<Vec<Token>>, EvalError> {
         self.places.extend(requests.iter().map(|request| request.sequence));
         self.step.drafts.resize(requests.len(), (0, 0));
         let mut drafts: Vec<Vec<Token>> = vec![Vec::new(); requests.len()];
@@ -185,7 +194,7 @@ impl Speculator {
     /// got that has room for some.
     fn keep(
         &mut self,
-        requests: &[DraftRequest],
+        requests: &[Wanted],
         drafts: &mut [Vec<Token>],
         mut answers: impl Iterator<Item = usize>,
     ) -> Result<(), EvalError> {
@@ -243,12 +252,11 @@ impl Speculator {
         self.step.n_missing = (of_drafts + draft_misses, others + cost.misses - draft_misses);
     }
 
-    /// The text took the first `n_accepted` drafts of a sequence. Returns the number of tokens that its context keeps,
-    /// and the number of drafts that it does not; `None` if it had no drafts.
-    fn accepted(&mut self, sequence: i32, n_accepted: usize) -> Result<Option<(usize, usize)>, EvalError> {
+    /// The text took all drafts of a sequence but the last `n_rejected`. False if it had no drafts.
+    fn settled(&mut self, sequence: i32, n_rejected: usize) -> Result<bool, EvalError> {
         let own = self.sequences.get_mut(sequence as usize);
-        let Some((position, n_drafted)) = own.and_then(|own| own.drafted.take()) else { return Ok(None) };
-        let n_accepted = n_accepted.min(n_drafted);
+        let Some((position, n_drafted)) = own.and_then(|own| own.drafted.take()) else { return Ok(false) };
+        let n_accepted = n_drafted.saturating_sub(n_rejected);
         if let Some(at) = self.places.iter().position(|place| *place == sequence) {
             self.step.drafts[at].1 = n_accepted as u32;
         }
@@ -257,7 +265,7 @@ impl Speculator {
             *is_accepted |= is_judged;
         }
         self.drafters.accept(sequence, n_accepted)?;
-        Ok(Some((position + 1 + n_accepted, n_drafted - n_accepted)))
+        Ok(true)
     }
 
     /// The step under way is not evaluated with its drafts.
@@ -289,7 +297,7 @@ impl Speculator {
 }
 
 impl Session {
-    /// Drafts tokens from now on: [`Session::generate`] does so by itself, callers of [`Session::evaluate`] with
+    /// Drafts tokens from now on: [`Session::generate`] does so by itself, callers of [`Session::advance`] with
     /// [`Session::draft`]. The session needs room for the logits of a token and its drafts
     /// ([`SessionOptions::n_outputs_max`](hobbit_core::options::SessionOptions::n_outputs_max)).
     ///
@@ -306,38 +314,51 @@ impl Session {
 
     /// Why the session cannot speculate; `None` if it can.
     pub fn no_speculation(&self) -> Option<NoSpeculation> {
-        (self.model().is_recurrent() && self.rollback() == 0).then_some(NoSpeculation::Recurrent)
+        (self.model().is_recurrent() && self.sequences.rollback() == 0).then_some(NoSpeculation::Recurrent)
     }
 
-    /// Drafts of tokens after the last one of each request, to be evaluated in one batch with it, all with logits
-    /// ([`Session::evaluate`]). Those that the text takes are reported with [`Session::accept`]. To be called before
-    /// every step of generation with the sequences that it continues. Without [`Session::speculate`] all are empty.
+    /// Drafts tokens after the pending one of each request, for [`Session::advance`]. To be called before every step of
+    /// generation with the sequences that it continues. Nothing is drafted without [`Session::speculate`], and no more
+    /// than the context has room for.
     ///
     /// # Errors
-    /// A drafter fails.
-    pub fn draft(&mut self, requests: &[DraftRequest]) -> Result<Vec<Vec<Token>>, EvalError> {
-        let Some(speculator) = &mut self.speculator else { return Ok(vec![Vec::new(); requests.len()]) };
+    /// A drafter fails; there are no drafts then.
+    pub fn draft(&mut self, requests: &[DraftRequest]) -> Result<(), EvalError> {
+        let Some(speculator) = &mut self.speculator else { return Ok(()) };
         speculator.end_step();
         // Drafts of a step that was given up.
         self.judge();
-        let Some(mut speculator) = self.speculator.take() else { return Ok(Vec::new()) };
-        let mut draft = || speculator.draft(requests);
+        let Some(mut speculator) = self.speculator.take() else { return Ok(()) };
+        let wanted = |request: &DraftRequest| {
+            let &DraftRequest { sequence, n_max, n_min } = request;
+            let own = self.sequences.get(sequence)?;
+            let (position, n_max) = (own.text().len(), n_max.min(self.room_for_drafts(own.text().len())));
+            Some(Wanted { sequence, tokens: own.words(), last: own.pending?, position: position as i32, n_max, n_min })
+        };
+        let requests: Vec<Wanted> = requests.iter().filter_map(wanted).collect();
+        let mut draft = || speculator.draft(&requests);
         let drafts = if self.mtp_ptr().is_some() { self.computing(draft) } else { draft() };
+        let sequences: Vec<i32> = requests.iter().map(|wanted| wanted.sequence).collect();
         self.speculator = Some(speculator);
-        drafts
+        for (sequence, drafts) in sequences.into_iter().zip(drafts?) {
+            self.sequences.get_mut(sequence).into_iter().for_each(|own| own.drafts.clone_from(&drafts));
+        }
+        Ok(())
     }
 
-    /// Follows the evaluation of a sequence's drafts: the first `n_accepted` are part of the text, the others are
-    /// forgotten.
+    /// Ends a sequence's step of generation: its drafts that the text did not take are forgotten.
     ///
     /// # Errors
     /// A drafter fails; a context that cannot forget them.
-    pub fn accept(&mut self, sequence: i32, n_accepted: usize) -> Result<(), EvalError> {
+    pub fn settle(&mut self, sequence: i32) -> Result<(), EvalError> {
         let Some(speculator) = &mut self.speculator else { return Ok(()) };
-        let Some((n_tokens, n_rejected)) = speculator.accepted(sequence, n_accepted)? else { return Ok(()) };
+        let (n_tokens, n_rejected) = (self.sequences.tokens(sequence).len(), self.sequences.n_ahead(sequence));
+        if !speculator.settled(sequence, n_rejected)? {
+            return Ok(());
+        }
         self.count_rejected(n_rejected);
         self.judge();
-        if n_rejected > 0 && !self.cut_drafts(sequence, n_tokens) {
+        if n_rejected > 0 && !self.sequences.cut_drafts(sequence, n_tokens) {
             return Err(EvalError::Decode(format!("the context cannot go back to token {n_tokens}")));
         }
         Ok(())
@@ -356,14 +377,15 @@ impl Session {
     /// # Errors
     /// A drafter fails.
     pub fn drop_drafts(&mut self) -> Result<(), EvalError> {
+        self.sequences.all.iter_mut().for_each(|own| own.drafts.clear());
         self.speculator.as_mut().map_or(Ok(()), |own| own.drop_drafts())
     }
 
     /// Most tokens that a sequence of `n_tokens` may have drafted after its next one.
-    pub fn room_for_drafts(&self, n_tokens: usize) -> usize {
+    fn room_for_drafts(&self, n_tokens: usize) -> usize {
         let n_outputs = self.n_outputs_max().min(self.n_batch()).min(DECODE_TOKENS_MAX);
-        let n_max = if self.model().is_recurrent() { self.rollback() as usize } else { usize::MAX };
-        (self.n_ctx_seq() as usize).saturating_sub(n_tokens + 1).min(n_outputs.saturating_sub(1)).min(n_max)
+        let n_max = if self.model().is_recurrent() { self.sequences.rollback() as usize } else { usize::MAX };
+        (self.sequences.n_ctx_seq() as usize).saturating_sub(n_tokens + 1).min(n_outputs.saturating_sub(1)).min(n_max)
     }
 }
 

@@ -260,18 +260,13 @@ impl Projector {
 }
 
 impl Session {
-    /// Encodes a chunk and evaluates it in a sequence, from position `first` on. Logits of its last entry are kept. For
-    /// callers of [`Session::evaluate`].
+    /// Encodes a chunk and evaluates it at the end of a sequence. Logits of its last entry are kept. For callers of
+    /// [`Session::evaluate`].
     ///
     /// # Errors
     /// A chunk that cannot be encoded, or needs a larger ubatch; as [`Session::evaluate`].
-    pub fn evaluate_media(
-        &mut self,
-        projector: &Projector,
-        chunk: &Chunk,
-        sequence: i32,
-        first: i32,
-    ) -> Result<(), EvalError> {
+    pub fn evaluate_media(&mut self, projector: &Projector, chunk: &Chunk, sequence: i32) -> Result<(), EvalError> {
+        let first = self.sequences.tokens(sequence).len() as i32;
         let (n, n_ubatch) = (chunk.n_tokens, self.n_ubatch());
         if chunk.non_causal && n > n_ubatch {
             return Err(EvalError::Decode(format!(
@@ -290,7 +285,12 @@ impl Session {
             // SAFETY: as above.
             unsafe { llama::llama_set_causal_attn(context, true) };
         }
-        evaluated
+        evaluated?;
+        let last = n.saturating_sub(1) % self.n_batch().max(1);
+        if let Some(own) = self.sequences.get_mut(sequence) {
+            (first as usize..).zip(&chunk.placeholders).for_each(|(at, token)| own.add(at, *token, last));
+        }
+        Ok(())
     }
 
     fn evaluate_embeddings(
@@ -340,7 +340,7 @@ impl Session {
         from: usize,
         mut encoder: Option<Encoder>,
     ) -> Result<(), EvalError> {
-        let (mut at, cuts) = (from, self.cuts(&prompt.tokens, from));
+        let (mut at, cuts) = (from, self.sequences.cuts(&prompt.tokens, from));
         for (start, chunk) in prompt.chunks.iter().filter(|(start, _)| *start >= from) {
             if encoder.is_none() {
                 encoder = Some(projector.encoder().map_err(|error| EvalError::Decode(error.to_string()))?);

@@ -2,13 +2,13 @@
 
 use ggml_sys::shim::hobbit_vocabularies_agree;
 
-use super::DraftRequest;
+use super::Wanted;
 use crate::engine::error::{EvalError, OpenError};
 use crate::engine::ggml;
 use crate::engine::ggml::raw::BatchToken;
 use crate::engine::model::Model;
 use crate::engine::model::needs;
-use crate::engine::session::{Interrupt, Session};
+use crate::engine::session::{Interrupt, Sequences, Session};
 use hobbit_core::gguf::Gguf;
 use hobbit_core::options::{
     Budget, DeviceChoice, DeviceOptions, DraftOptions, ModelOptions, Repack, SessionOptions, Token,
@@ -70,8 +70,6 @@ fn common(a: &[Token], b: &[Token]) -> usize {
 
 pub(super) struct Draft {
     pub(super) session: Session,
-    /// Tokens in the context of each sequence.
-    known: Vec<Vec<Token>>,
 }
 
 impl Draft {
@@ -93,47 +91,46 @@ impl Draft {
         if model.info().is_moe() && !model.run_mode().is_passthrough() {
             return Err(refused("a draft model whose experts hobbit would have to manage"));
         }
-        let n_sequences = target.n_sequences() as usize;
-        Ok(Self { session: model.session(&options)?, known: vec![Vec::new(); n_sequences] })
+        Ok(Self { session: model.session(&options)? })
+    }
+
+    /// Tokens in the context of a sequence.
+    fn known(&self, sequence: i32) -> &[Token] {
+        &self.session.sequences.all[sequence as usize].tokens
     }
 
     /// Whether a request's text and `n_max` drafts fit beside those of the other `requests`. If not, sequences without
     /// a request give way.
-    pub(super) fn make_room(
-        &mut self,
-        request: &DraftRequest,
-        n_max: usize,
-        requests: &[DraftRequest],
-    ) -> Result<bool, EvalError> {
-        let n_ctx = self.session.n_ctx_seq() as usize;
-        let (own, n_more) = (request.sequence as usize, 1 + n_max);
-        let shares = self.session.options().kv_unified;
-        let others = |known: &[Vec<Token>]| -> usize {
-            let held = known.iter().enumerate().filter(|(at, known)| shares && *at != own && !known.is_empty());
-            held.map(|(_, known)| known.len() + n_more).sum()
+    pub(super) fn make_room(&mut self, request: &Wanted, n_max: usize, requests: &[Wanted]) -> Result<bool, EvalError> {
+        let own = &mut self.session.sequences;
+        let (n_ctx, n_more) = (own.n_ctx_seq() as usize, 1 + n_max);
+        let held = |own: &Sequences| -> Vec<i32> {
+            let others = (0..own.all.len()).filter(|at| own.options.kv_unified && *at != request.sequence as usize);
+            others.filter(|at| !own.all[*at].tokens.is_empty()).map(|at| at as i32).collect()
         };
-        let n_wanted = request.tokens.len() + n_more;
-        if others(&self.known) + n_wanted <= n_ctx {
+        let fits = |own: &Sequences| {
+            let others: usize = held(own).iter().map(|at| own.all[*at as usize].tokens.len() + n_more).sum();
+            others + request.tokens.len() + n_more <= n_ctx
+        };
+        if fits(own) {
             return Ok(true);
         }
-        for at in 0..if shares { self.known.len() } else { 0 } {
-            if !self.known[at].is_empty() && requests.iter().all(|request| request.sequence as usize != at) {
-                self.session.empty(at as i32)?;
-                self.known[at].clear();
+        for at in held(own) {
+            if requests.iter().all(|request| request.sequence != at) {
+                own.empty(at)?;
             }
         }
-        Ok(others(&self.known) + n_wanted <= n_ctx)
+        Ok(fits(own))
     }
 
     /// Empties the context.
     pub(super) fn forget_all(&mut self) {
         self.session.reset();
-        self.known.iter_mut().for_each(Vec::clear);
     }
 
     /// Tokens of `text` that are not in a sequence, if they are more than a step of drafting reads by itself.
     pub(super) fn n_behind(&self, sequence: i32, text: &[Token]) -> usize {
-        let n_behind = text.len() - common(&self.known[sequence as usize], text);
+        let n_behind = text.len() - common(self.known(sequence), text);
         if n_behind > STEP_TOKENS { n_behind } else { 0 }
     }
 
@@ -145,39 +142,36 @@ impl Draft {
         n_max: usize,
         interrupt: &Interrupt,
     ) -> Result<usize, EvalError> {
-        let known = &mut self.known[sequence as usize];
-        let mut common = common(known, text);
-        if common < known.len() && !self.session.cut(sequence, common) {
-            self.session.empty(sequence)?;
+        let mut common = common(self.known(sequence), text);
+        if common < self.known(sequence).len() && !self.session.sequences.cut(sequence, common) {
+            self.session.sequences.empty(sequence)?;
             common = 0;
         }
-        known.truncate(common);
         let end = common.saturating_add(n_max).min(text.len());
         for new in text[common..end].chunks(self.session.n_batch()) {
             if interrupt.is_set() {
                 return Err(EvalError::Interrupted);
             }
-            let known = &mut self.known[sequence as usize];
-            let batch: Vec<BatchToken> = (known.len() as i32..)
+            let batch: Vec<BatchToken> = (self.known(sequence).len() as i32..)
                 .zip(new)
                 .map(|(position, &token)| BatchToken { token, position, sequence, logits: false })
                 .collect();
             self.session.evaluate(&batch)?;
-            self.known[sequence as usize].extend_from_slice(new);
         }
         Ok(end)
     }
 
     /// Follows the drafting of `drafts`: notes what of them is in the context.
-    pub(super) fn drafted(&mut self, request: &DraftRequest, drafts: &[Token]) {
-        let known = &mut self.known[request.sequence as usize];
-        let n_evaluated = self.session.n_tokens(request.sequence);
+    pub(super) fn drafted(&mut self, request: &Wanted, drafts: &[Token]) {
+        let own = &mut self.session.sequences;
+        let n_evaluated = own.n_tokens(request.sequence);
+        let known = &mut own.all[request.sequence as usize].tokens;
         known.push(request.last);
         known.extend_from_slice(drafts);
-        if n_evaluated > known.len() && !self.session.cut(request.sequence, known.len()) {
-            let _ = self.session.empty(request.sequence);
-            known.clear();
-        }
+        let n_known = known.len();
         known.truncate(n_evaluated);
+        if n_evaluated > n_known && !own.cut(request.sequence, n_known) {
+            let _ = own.empty(request.sequence);
+        }
     }
 }
