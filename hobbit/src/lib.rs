@@ -18,8 +18,11 @@
 //!
 //! session.feed(&model.tokenize("In the beginning God created the", true, false)?)?;
 //! let mut sampler = Sampler::new(&model, &SamplingOptions::greedy())?;
-//! let text: String = session.generate_text(&mut sampler, Some(16)).collect::<Result<_, _>>()?;
-//! println!("{text}");
+//! let mut text = Vec::new();
+//! for token in session.generate(&mut sampler, Some(16)) {
+//!     text.extend(model.piece(token?, false));
+//! }
+//! println!("{}", String::from_utf8_lossy(&text));
 //! let decode = session.stats().decode;
 //! println!("{} hits, {} misses, {} bytes read", decode.hits, decode.misses, decode.bytes_read);
 //! # assert!(!text.is_empty() && decode.misses > 0);
@@ -36,7 +39,7 @@
 //!    describes all fields and the words they are parsed from.
 //! 2. `Model::open` returns a `Model`, which its sessions share: tokenisation, chat templates, and the model's
 //!    description.
-//! 3. `Model::session` returns a `Session`, one context: `feed` it a prompt, then `generate_text` with a `Sampler`. An
+//! 3. `Model::session` returns a `Session`, one context: `feed` it a prompt, then `generate` with a `Sampler`. An
 //!    `Interrupt` stops either from another thread.
 //! 4. `Session::stats` returns hits, misses, bytes read and other measurements ([`Stats`]).
 //!
@@ -69,8 +72,8 @@ pub use hobbit_core::{options, stats};
 #[cfg(feature = "engine")]
 #[doc(inline)]
 pub use engine::{
-    BatchToken, ChatError, ChatMessage, DeviceError, DeviceInfo, DeviceKind, EvalError, GeneratedText, Generation,
-    Interrupt, LogLevel, Model, ModelInfo, OpenError, Sampler, SamplerError, Session, StopReason, devices, set_log,
+    BatchToken, ChatError, DeviceError, DeviceInfo, DeviceKind, EvalError, Generation, Interrupt, LogLevel, Model,
+    ModelInfo, OpenError, Sampler, SamplerError, Session, StopReason, devices, set_log,
 };
 #[doc(inline)]
 pub use hobbit_core::checkpoints::{Checkpoint, Cut};

@@ -39,16 +39,14 @@ pub use model::{Borrower, ExpertPlace, LayerPlaces, Model, ModelInfo, SpecialTok
 pub use seam::hook::{RouterChoice, RouterObserver};
 pub use session::media::{Chunk, Chunks, Encoder, Media, MediaPrompt, Projector, ProjectorNeeds};
 pub use session::speculate::{DraftRequest, NoSpeculation, draft_bytes};
-pub use session::{
-    BatchToken, GeneratedText, Generation, Interrupt, NoShift, Sequences, Session, StopReason, TakenOut,
-};
+pub use session::{BatchToken, Generation, Interrupt, NoShift, Sequences, Session, StopReason, TakenOut};
 pub use source::adapters::AdapterInfo;
 pub use source::low::{check_low, low_cache_path};
 pub use source::model_source::quantise_low;
 pub use source::validate::check_weights;
 pub use text::chat::{
-    ChatDelta, ChatInputs, ChatMessage, ChatParser, ChatPrompt, ChatReply, ChatStream, ChatTemplates, Continuation,
-    LazyGrammar, ThinkingTags, ToolCall, ToolCallDelta, ToolChoice, isolate_chat_templates, when_templates_are_slow,
+    ChatDelta, ChatInputs, ChatParser, ChatPrompt, ChatReply, ChatStream, ChatTemplates, Continuation, LazyGrammar,
+    ThinkingTags, ToolCall, ToolCallDelta, ToolChoice, isolate_chat_templates, when_templates_are_slow,
 };
 pub use text::sampling::{Probabilities, Sampler};
 

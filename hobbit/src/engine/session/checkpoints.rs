@@ -157,7 +157,9 @@ impl Sequences {
     /// Forgets a sequence and its checkpoints.
     pub(crate) fn empty(&mut self, sequence: i32) -> Result<(), EvalError> {
         self.forget_checkpoints(sequence);
-        self.get_mut(sequence).into_iter().for_each(|own| *own = Sequence::default());
+        if let Some(own) = self.get_mut(sequence) {
+            *own = Sequence::default();
+        }
         self.context.forget(sequence, 0, -1).map(drop)
     }
 

@@ -38,7 +38,7 @@ use hobbit_core::stats::{
     peak_rss_bytes,
 };
 
-pub use generate::{GeneratedText, Generation};
+pub use generate::Generation;
 use phases::Phases;
 pub use restore::TakenOut;
 pub use sequences::{NoShift, Sequences};
@@ -311,11 +311,6 @@ impl Session {
     /// otherwise the first token is [`EvalError::NothingEvaluated`](crate::EvalError::NothingEvaluated).
     pub fn generate<'a>(&'a mut self, sampler: &'a mut Sampler, n_predict: Option<usize>) -> Generation<'a> {
         Generation { session: self, sampler, left: n_predict, stop: None, failed: false }
-    }
-
-    /// As [`Session::generate`]: an iterator of the generated text.
-    pub fn generate_text<'a>(&'a mut self, sampler: &'a mut Sampler, n_predict: Option<usize>) -> GeneratedText<'a> {
-        GeneratedText { tokens: self.generate(sampler, n_predict), bytes: Vec::new() }
     }
 
     /// Sets the scale of each LoRA adapter ([`Model::adapters`]) from the next evaluation on; adapters without a scale

@@ -90,7 +90,7 @@ pub(crate) struct Sequence {
 impl Sequence {
     /// The tokens of the text, without a pending one.
     pub(super) fn text(&self) -> &[Token] {
-        &self.tokens[..self.tokens.len() - self.n_ahead]
+        &self.tokens[..self.tokens.len().saturating_sub(self.n_ahead)]
     }
 
     /// The end of the text that drafters can read: images and sound have no tokens.
@@ -263,7 +263,9 @@ impl Sequences {
     /// A sequence that the session does not have.
     pub fn keep(&mut self, sequence: i32, n: usize) -> Result<usize, EvalError> {
         let left = self.go_to(sequence, n);
-        self.get_mut(sequence).into_iter().for_each(|own| own.pending = None);
+        if let Some(own) = self.get_mut(sequence) {
+            own.pending = None;
+        }
         left
     }
 
@@ -293,7 +295,9 @@ impl Sequences {
         let is_cut = self.remembers(sequence, n)
             && self.context.forget(sequence, i32::try_from(n).unwrap_or(i32::MAX), -1).unwrap_or(false);
         if is_cut {
-            self.checkpoints.get_mut(sequence as usize).into_iter().for_each(|own| own.truncate(n));
+            if let Some(own) = self.checkpoints.get_mut(sequence as usize) {
+                own.truncate(n);
+            }
             self.shortened(sequence, n);
         }
         is_cut
@@ -301,7 +305,9 @@ impl Sequences {
 
     /// Follows the forgetting of a sequence's tokens but the first `n`.
     pub(super) fn shortened(&mut self, sequence: i32, n: usize) {
-        self.get_mut(sequence).into_iter().for_each(|own| own.shorten(n));
+        if let Some(own) = self.get_mut(sequence) {
+            own.shorten(n);
+        }
     }
 
     /// As [`Sequences::cut`], for drafts of the last batch: a recurrent state keeps those before its last tokens

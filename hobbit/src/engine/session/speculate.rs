@@ -340,8 +340,11 @@ impl Session {
         let drafts = if self.mtp_ptr().is_some() { self.computing(draft) } else { draft() };
         let sequences: Vec<i32> = requests.iter().map(|wanted| wanted.sequence).collect();
         self.speculator = Some(speculator);
+        if drafts.is_err() {
+            let _ = self.drop_drafts();
+        }
         for (sequence, drafts) in sequences.into_iter().zip(drafts?) {
-            self.sequences.get_mut(sequence).into_iter().for_each(|own| own.drafts.clone_from(&drafts));
+            self.sequences.all[sequence as usize].drafts = drafts;
         }
         Ok(())
     }

@@ -9,13 +9,11 @@ mod templates;
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
 use serde_json::{Value, json};
 use smart_default::SmartDefault;
 
 use crate::engine::error::ChatError;
 use crate::engine::ggml::limits::{NAME_MAX, check_depth, read_json, schema_stack};
-use crate::engine::model::Model;
 use hobbit_core::named::named;
 use hobbit_core::options::ReasoningFormat;
 
@@ -23,33 +21,6 @@ pub use isolation::{isolate_chat_templates, when_templates_are_slow};
 pub use reply::{ChatDelta, ChatParser, ChatReply, ToolCall, ToolCallDelta};
 pub use stream::ChatStream;
 pub use templates::{ChatPrompt, ChatTemplates, LazyGrammar, ThinkingTags};
-
-/// One turn of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ChatMessage {
-    /// The role: `system`, `user` or `assistant` in most templates.
-    pub role: String,
-    /// The text.
-    pub content: String,
-}
-
-impl ChatMessage {
-    /// A message with this role.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: content.into() }
-    }
-}
-
-impl Model {
-    /// Renders a conversation with the model's chat template, or `chatml` if it has none. [`ChatTemplates`] has more.
-    ///
-    /// # Errors
-    /// A template that fails on these messages.
-    pub fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, ChatError> {
-        let messages = serde_json::to_string(messages).map_err(|error| ChatError::Input(error.to_string()))?;
-        Ok(ChatTemplates::new(self, None)?.apply(&ChatInputs { messages, ..ChatInputs::default() })?.prompt)
-    }
-}
 
 /// Whether the model may, must or must not call tools.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
