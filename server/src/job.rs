@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hobbit::Model;
 use hobbit::engine::{Chunks, Encoder};
 use hobbit::options::{SamplingOptions, SpeculationOptions, Token};
 use serde::Serialize;
@@ -15,7 +14,6 @@ use super::adapters::Scales;
 use super::error::ApiError;
 use super::held::Held;
 use super::record::{self, Record};
-use super::status::Status;
 pub use super::timings::{Timings, Traffic};
 
 /// One sequence of tokens, and the work to do on it.
@@ -50,7 +48,6 @@ pub struct Events {
 }
 
 /// A request that the engine works on. Dropping it cancels the request.
-#[derive(Debug)]
 pub struct Running {
     pub n_prompt: usize,
     receiver: mpsc::UnboundedReceiver<Event>,
@@ -60,38 +57,16 @@ pub struct Running {
     record: Option<Arc<Record>>,
     /// At the last token.
     timings: Timings,
-    /// The last progress of the prompt, and where more of it is seen.
+    /// The last progress of the prompt, and a look for more.
     progress: Option<Progress>,
-    reading: Option<Reading>,
+    look: Option<Look>,
 }
 
 /// Interval between looks at a prompt that is being evaluated.
-const LOOK: Duration = Duration::from_millis(100);
+const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Where the progress of request `job` is seen between the pieces of its prompt.
-pub struct Reading {
-    pub job: u64,
-    pub status: Arc<Status>,
-    pub model: Model,
-}
-
-impl std::fmt::Debug for Reading {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reading").field("job", &self.job).finish_non_exhaustive()
-    }
-}
-
-impl Reading {
-    /// The progress by now, if it is more than `last`.
-    fn since(&self, last: &Progress) -> Option<Progress> {
-        let share = self.model.evaluated_share();
-        let state = self.status.get();
-        let run = state.slots.iter().filter_map(|slot| slot.run.as_ref()).find(|run| run.job == self.job)?;
-        let processed = run.n_cached + run.n_processed_with(share);
-        let time_ms = run.began.elapsed().as_secs_f64() * 1e3;
-        (processed > last.processed).then_some(Progress { processed, time_ms, ..*last })
-    }
-}
+/// More progress than the last one, if there is any by now.
+type Look = Box<dyn Fn(&Progress) -> Option<Progress> + Send + Sync>;
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -107,8 +82,8 @@ pub fn events(n_prompt: usize) -> (Events, Running) {
     let unread = Arc::<AtomicUsize>::default();
     let record = record::CURRENT.try_with(Arc::clone).ok();
     let (sent, timings) = (Arc::clone(&unread), Timings::default());
-    let (progress, reading) = (None, None);
-    let running = Running { n_prompt, receiver, unread, has_ended: false, record, timings, progress, reading };
+    let (progress, look) = (None, None);
+    let running = Running { n_prompt, receiver, unread, has_ended: false, record, timings, progress, look };
     (Events { sender, unread: sent }, running)
 }
 
@@ -130,22 +105,22 @@ impl Events {
 }
 
 impl Running {
-    /// Also reports progress within the pieces of the prompt.
-    pub fn follow(&mut self, reading: Reading) {
-        self.reading = Some(reading);
+    /// Also reports the progress that `look` sees within the pieces of the prompt.
+    pub fn follow(&mut self, look: impl Fn(&Progress) -> Option<Progress> + Send + Sync + 'static) {
+        self.look = Some(Box::new(look));
     }
 
     /// The next event.
     pub async fn next(&mut self) -> Event {
         let event = loop {
-            let Some((last, reading)) = self.progress.as_ref().zip(self.reading.as_ref()) else {
+            let Some((last, look)) = self.progress.as_ref().zip(self.look.as_ref()) else {
                 break self.receiver.recv().await;
             };
-            if let Ok(event) = tokio::time::timeout(LOOK, self.receiver.recv()).await {
+            if let Ok(event) = tokio::time::timeout(INTERVAL, self.receiver.recv()).await {
                 break event;
             }
             // Waits for the layer being computed.
-            if let Some(progress) = tokio::task::block_in_place(|| reading.since(last)) {
+            if let Some(progress) = tokio::task::block_in_place(|| look(last)) {
                 self.progress = Some(progress);
                 return Event::Progress(progress);
             }
@@ -243,12 +218,12 @@ pub struct Drafting {
 
 impl Drafting {
     pub fn new(options: Option<&SpeculationOptions>) -> Self {
-        let names = options.map_or_else(Vec::new, |own| own.sources.iter().map(|source| source.name()).collect());
+        let names = options.map_or_else(Vec::new, |given| given.sources.iter().map(|source| source.name()).collect());
         Self {
             types: if names.is_empty() { "none".into() } else { names.join(",").into() },
-            n_max: options.map_or(0, |own| own.n_max as usize),
-            n_min: options.map_or(0, |own| own.n_min as usize),
-            p_min: options.map_or(0.0, |own| own.p_min),
+            n_max: options.map_or(0, |given| given.n_max as usize),
+            n_min: options.map_or(0, |given| given.n_min as usize),
+            p_min: options.map_or(0.0, |given| given.p_min),
         }
     }
 
@@ -289,8 +264,8 @@ impl Event {
     /// Approximate memory size of the event.
     fn bytes(&self) -> usize {
         let candidates = match self {
-            Self::Token(token) => token.probabilities.as_ref().map_or(0, |own| own.top.len()),
-            Self::Scores(scores) => scores.iter().map(|own| 1 + own.top.len()).sum(),
+            Self::Token(token) => token.probabilities.as_ref().map_or(0, |of| of.top.len()),
+            Self::Scores(scores) => scores.iter().map(|of| 1 + of.top.len()).sum(),
             _ => 0,
         };
         256 + candidates * 80

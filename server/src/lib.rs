@@ -10,9 +10,11 @@
 mod adapters;
 mod api;
 mod app;
+mod backend;
 mod error;
 mod held;
 mod http;
+mod ids;
 mod job;
 mod json;
 mod kept;
@@ -21,6 +23,7 @@ mod markdown;
 mod origins;
 mod page;
 mod record;
+mod request;
 mod router;
 mod schedule;
 mod settings;
@@ -28,18 +31,19 @@ mod slots;
 mod status;
 mod text;
 mod timings;
+mod turns;
 mod worker;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use hobbit::engine::{ChatInputs, ChatTemplates};
 use hobbit::options::{FlashAttn, KvType};
-use hobbit::{DeviceKind, Model, ModelOptions, SessionOptions};
+use hobbit::{DeviceKind, Interrupt, Model, ModelOptions, SessionOptions};
 use hobbit_core::files::Kind;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::pack::Pack;
@@ -47,7 +51,8 @@ use hobbit_core::units::{Bytes, Percent};
 use tokio::runtime::Runtime;
 
 use adapters::Adapters;
-use app::{App, Loaded};
+use app::App;
+use backend::Backend;
 use hobbit_common::{exit, signals};
 use hobbit_programs::args::{self, server::ServerArgs};
 use hobbit_programs::argv::{self, Note};
@@ -117,24 +122,24 @@ fn answer(
     log: &Log,
 ) -> Result<u8> {
     let ctrl_c = run::begin(notes, session_options, false, log)?;
-    let app = Arc::new(App::new(settings, api::openai::now()));
+    let app = Arc::new(App::new(settings, ids::now()));
     let runtime = runtime(app.settings.http.threads_http)?;
     let listening = runtime.block_on(listen::listen(&app, listen::routes(&app), 1, log))?;
     let worker = load(&app, model_options, session_options, &ctrl_c, log);
-    let worker = match worker {
+    let (worker, interrupt) = match worker {
         Ok(worker) => worker,
         Err(error) => {
             listening.stop(Duration::ZERO);
             return Err(error);
         }
     };
-    let loaded = app.loaded.get().expect("it was just loaded");
-    let (addresses, slots) = (listening.addresses.join(", "), slots_line(&app.settings, loaded));
+    let backend = app.backend.get().expect("it was just loaded");
+    let (addresses, slots) = (listening.addresses.join(", "), slots_line(&app.settings, backend));
     log.line(Level::Info, format!("hobbit: ready; {addresses}, {slots}"));
     let mut trimmed = Instant::now();
     while !signals::came() && !worker.is_finished() {
-        memory::obey(&loaded.model, log);
-        if trimmed.elapsed() >= TRIM && !loaded.status.is_processing() {
+        memory::obey(&backend.model, log);
+        if trimmed.elapsed() >= TRIM && !backend.status.is_processing() {
             hobbit::engine::trim_heap();
             trimmed = Instant::now();
         }
@@ -143,19 +148,19 @@ fn answer(
     ctrl_c.obey();
     let grace = app.settings.http.shutdown_grace;
     log.line(Level::Info, "hobbit: ending");
-    loaded.stop(grace);
+    backend.stop(grace);
     listening.stop(grace + Duration::from_secs(1));
     let end = Instant::now() + grace + LOOK;
     while !worker.is_finished() {
         // An evaluation that runs past the deadline is interrupted.
         if Instant::now() >= end {
-            loaded.interrupt.set();
+            interrupt.set();
         }
         std::thread::sleep(LOOK);
     }
     let panicked = worker.join().is_err();
     runtime.block_on(listening.ended());
-    log.line(Level::Info, format!("hobbit: {}", closing_line(&loaded.status.get().totals)));
+    log.line(Level::Info, format!("hobbit: {}", closing_line(&backend.status.get().totals)));
     // All connections have ended: the model is closed, which writes its state files.
     runtime.shutdown_timeout(Duration::from_secs(1));
     drop(app);
@@ -170,14 +175,14 @@ fn runtime(n_threads: usize) -> Result<Runtime> {
     built.context("cannot start the threads for HTTP")
 }
 
-/// Opens the model and starts the engine's thread.
+/// Opens the model and starts the engine's thread. Its evaluation can be interrupted.
 fn load(
     app: &Arc<App>,
     model_options: &ModelOptions,
     session_options: &SessionOptions,
     ctrl_c: &CtrlC,
     log: &Log,
-) -> Result<std::thread::JoinHandle<()>> {
+) -> Result<(JoinHandle<()>, Interrupt)> {
     let settings = &app.settings;
     let mut projector = settings.projector.clone();
     let model_options = media::reserve(projector.as_mut(), model_options, session_options, log)?;
@@ -230,22 +235,22 @@ fn load(
     let (commands, incoming) = crossbeam_channel::unbounded();
     let worker = Worker::new(session, projector.clone(), options, Arc::clone(&status));
     let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || worker.run(&incoming))?;
-    let loaded = Loaded {
+    let backend = Backend {
+        name: settings.http.alias.first().cloned().unwrap_or_default(),
         adapters: Adapters::of(&model, !settings.slots.lora_init_without_apply.0),
         model,
         commands,
         status,
+        n_slots,
         n_ctx,
         n_batch,
         pooling,
         drafting,
         templates,
-        projector: projector.map(|own| (own, format!("<__media_{}__>", api::openai::random_id()))),
-        next_id: AtomicU64::new(0),
-        interrupt,
+        projector: projector.map(|opened| (opened, format!("<__media_{}__>", ids::random_id()))),
     };
-    assert!(app.loaded.set(loaded).is_ok(), "a model is loaded once");
-    Ok(thread)
+    assert!(app.backend.set(Arc::new(backend)).is_ok(), "a model is loaded once");
+    Ok((thread, interrupt))
 }
 
 /// Entry points of fuzz targets.
@@ -253,7 +258,8 @@ fn load(
 pub mod fuzzed {
     use serde_json::Value;
 
-    use super::api::{anthropic, chat, responses};
+    use super::api::{anthropic, responses};
+    use super::request::chat::fields;
     use hobbit_programs::reasoning::Reasoning;
 
     /// Reads the body of a chat request in OpenAI's and Anthropic's forms: the conversation that the template is given.
@@ -261,7 +267,7 @@ pub mod fuzzed {
         let Ok(Value::Object(body)) = serde_json::from_slice(bytes) else { return };
         let reasoning = Reasoning::default();
         for jinja in [true, false] {
-            let defaults = chat::request::Defaults {
+            let defaults = fields::Defaults {
                 reasoning: &reasoning,
                 jinja,
                 prefills_assistant: true,
@@ -271,7 +277,7 @@ pub mod fuzzed {
             };
             let other = [anthropic::request::to_openai(&body), responses::request::to_chat(body.clone(), Vec::new())];
             for body in other.into_iter().flatten().chain([body.clone()]) {
-                let _ = chat::request::read(body, &defaults);
+                let _ = fields::read(body, &defaults);
             }
         }
     }
@@ -326,10 +332,10 @@ fn templates(model: &Model, settings: &settings::Settings, log: &Log) -> Result<
 const AGENT_TOKENS: usize = 88 << 10;
 
 /// The number of slots and their context, with advice if it is short and the user did not choose it.
-fn slots_line(settings: &settings::Settings, loaded: &Loaded) -> String {
-    let (n_slots, n_ctx) = (settings.n_slots, loaded.n_ctx);
+fn slots_line(settings: &settings::Settings, backend: &Backend) -> String {
+    let (n_slots, n_ctx) = (settings.n_slots, backend.n_ctx);
     let s = if n_slots == 1 { "" } else { "s" };
-    let enough = AGENT_TOKENS.min(loaded.model.info().n_ctx_train as usize);
+    let enough = AGENT_TOKENS.min(backend.model.info().n_ctx_train as usize);
     let mut line = format!("{n_slots} slot{s} of at most {n_ctx} tokens");
     if settings.context.ctx_size == 0 && n_ctx < enough {
         line +=

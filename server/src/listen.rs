@@ -20,7 +20,7 @@ use super::api::{anthropic, chat, completions, embeddings, native, ollama, respo
 use super::app::App;
 use super::error::ApiError;
 use super::http::connections::{self, Acceptor, Connections};
-use super::http::{guard, turns};
+use super::http::guard;
 use super::{markdown, page};
 use hobbit_programs::args::server::HttpArgs;
 use hobbit_programs::log::{Level, Log};
@@ -92,7 +92,7 @@ fn checked(routes: Router, app: &Arc<App>, connections: &Arc<Connections>) -> Ro
         .method_not_allowed_fallback(async || ApiError::wrong_method())
         .layer(map_response(with_charset))
         .layer(CatchPanicLayer::new())
-        .layer(from_fn_with_state(Arc::clone(app), turns::follow))
+        .layer(from_fn_with_state(Arc::clone(app), guard::take_turns))
         .layer(from_fn_with_state(Arc::clone(app), guard::authenticate))
         .layer(from_fn_with_state(Arc::clone(app), guard::cross_origin))
         .layer(from_fn_with_state(Arc::clone(app), guard::known_host))
@@ -130,8 +130,8 @@ impl Listening {
     }
 }
 
-/// Binds all addresses and begins to answer with `routes`, each request with so
-/// many file descriptors. Until a model is loaded, its answers say that it is loading.
+/// Binds all addresses and begins to answer with `routes`, each request with `n_descriptors`
+/// file descriptors. Until a model is loaded, its answers say that it is loading.
 pub async fn listen(app: &Arc<App>, routes: Router, n_descriptors: u64, log: &Log) -> Result<Listening> {
     let settings = &app.settings;
     let tls = match settings.http.ssl_key_file.as_ref().zip(settings.http.ssl_cert_file.as_ref()) {

@@ -16,10 +16,10 @@ use syntect::html::{ClassStyle, ClassedHTMLGenerator};
 use syntect::parsing::SyntaxSet;
 use syntect::util::LinesWithEndings;
 
-use super::api;
 use super::app::App;
 use super::error::ApiError;
 use super::http::Body;
+use super::json;
 
 /// The longest text. The page shows longer ones as they are.
 const TEXT_BYTES: usize = 128 << 10;
@@ -40,7 +40,7 @@ const CODE_MEMORY: usize = 4 << 20;
 
 /// `POST /markdown` with `{"text"}`. Needs no model.
 pub async fn markdown(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Html<String>, ApiError> {
-    let text = api::text(&body, "text")?.unwrap_or_default();
+    let text = json::text(&body, "text")?.unwrap_or_default();
     if text.len() > TEXT_BYTES {
         return Err(ApiError::field("text", format!("at most {TEXT_BYTES} bytes are formatted")));
     }

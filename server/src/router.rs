@@ -29,11 +29,12 @@ use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 
-use super::api::{ollama as single, params};
+use super::api::ollama as single;
 use super::app::App;
 use super::error::ApiError;
-use super::http::stream::unnamed;
+use super::http::stream::Frame;
 use super::http::{self, Body};
+use super::json::{self, Fields, shortened};
 use super::settings::Settings;
 use super::{LOOK, listen, markdown, page};
 use hobbit_common::hub::Places;
@@ -67,7 +68,7 @@ pub fn serve(given: Given, settings: Settings, session: &SessionOptions, notes: 
     let (most, grace) = (usize::from(given.args.models_max), settings.http.shutdown_grace);
     let budget = part_of(given.budget, most)?;
     let runtime = super::runtime(settings.http.threads_http)?;
-    let app = Arc::new(App::new(settings, super::api::openai::now()));
+    let app = Arc::new(App::new(settings, super::ids::now()));
     let models = Models::new(given, budget, Arc::clone(&app), log.clone(), runtime.handle().clone())?;
     let listening = runtime.block_on(listen::listen(&app, routes(&models), 2, log))?;
     runtime.spawn(Arc::clone(&models).unload_idle());
@@ -156,7 +157,7 @@ async fn events(State(models): State<Arc<Models>>) -> Result<Response, ApiError>
                 _ = &mut place => return None,
             };
             match event {
-                Ok(event) => return Some((unnamed(&event), (events, place))),
+                Ok(event) => return Some((Frame::unnamed(&event), (events, place))),
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return None,
             }
@@ -166,8 +167,8 @@ async fn events(State(models): State<Arc<Models>>) -> Result<Response, ApiError>
 }
 
 /// The name of a model in a body.
-fn named(body: &super::api::Fields) -> Result<&str, ApiError> {
-    let name = super::api::text(body, "model")?;
+fn named(body: &Fields) -> Result<&str, ApiError> {
+    let name = json::text(body, "model")?;
     name.ok_or_else(|| ApiError::invalid("model name is missing from the request"))
 }
 
@@ -182,7 +183,7 @@ async fn load(State(models): State<Arc<Models>>, body: Named) -> Result<Json<Val
 async fn unload(State(models): State<Arc<Models>>, body: Named) -> Result<Json<Value>, ApiError> {
     let entry = models.find(&body.0)?;
     if !models.leave(&entry.name) {
-        let message = format!("the model '{}' is not loaded", params::shortened(&entry.name));
+        let message = format!("the model '{}' is not loaded", shortened(&entry.name));
         return Err(ApiError::invalid(message));
     }
     Ok(Json(json!({"success": true})))

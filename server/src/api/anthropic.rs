@@ -2,66 +2,45 @@
 
 pub mod request;
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use hobbit::engine::ChatDelta;
 use serde_json::{Value, json};
 
-use super::chat::answer::Reader;
-use super::chat::{Talk, count};
-use super::openai::random_id;
-use super::texts;
-use crate::app::App;
+use super::chat::verbose;
+use super::dialect::{Dialect, Framing, Whole, answer};
 use crate::error::ApiError;
-use crate::http::Body;
-use crate::http::stream::{Frame, Shape, respond, typed, whole};
+use crate::http::Asked;
+use crate::ids::random_id;
 use crate::job::{Done, Event, Stop};
+use crate::json::texts;
+use crate::request::chat::reply::ChatDelta;
+use crate::request::chat::{Talk, count};
+use crate::request::params::Params;
 use request::to_openai;
 
 /// `POST /v1/messages`
-pub async fn messages(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
-    let loaded = app.loaded()?;
+pub async fn messages(Asked { app, backend, body, held }: Asked) -> Result<Response, ApiError> {
     let stops = texts(&body, "stop_sequences")?.unwrap_or_default();
-    let mut talk = Talk::new(&app, loaded, || to_openai(&body), held).await?;
-    drop(body);
-    let mut running = talk.start(loaded).await?;
-    let (streams, ping) = (talk.params.stream, talk.params.ping);
-    let mut answer = Answer::new(talk, stops)?;
-    if streams {
-        return respond(running, answer, ping).await;
-    }
-    let own = whole(running.remove(0)).await?;
-    let mut message = app.work(|| answer.finish(&own.text, &own.done, &mut Vec::new())).await?;
-    if let Some(verbose) = answer.talk.verbose(&own.done, 0, &own.text) {
-        message["__verbose"] = verbose;
-    }
-    Ok(Json(message).into_response())
+    let (talk, running) = Talk::start(&app, backend, held, move || to_openai(&body)).await?;
+    let id = format!("msg_{}", random_id());
+    answer(&app, running, Answer { talk, id, stops, blocks: Blocks::default() }).await
 }
 
 /// `POST /v1/messages/count_tokens`
-pub async fn count_tokens(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Json<Value>, ApiError> {
-    Ok(Json(json!({"input_tokens": count(&app, || to_openai(&body), &held).await?})))
+pub async fn count_tokens(Asked { app, backend, body, held }: Asked) -> Result<Json<Value>, ApiError> {
+    Ok(Json(json!({"input_tokens": count(&app, &backend, &held, || to_openai(&body)).await?})))
 }
 
-/// An answer, complete or as a stream.
+/// Anthropic's form.
 struct Answer {
     talk: Talk,
     id: String,
     /// The request's stop texts.
     stops: Vec<String>,
-    reader: Reader,
     blocks: Blocks,
 }
 
 impl Answer {
-    fn new(talk: Talk, stops: Vec<String>) -> Result<Self, ApiError> {
-        let reader = Reader::new(&talk.prompt)?;
-        Ok(Self { talk, id: format!("msg_{}", random_id()), stops, reader, blocks: Blocks::default() })
-    }
-
     /// The message so far.
     fn message(&self, n_prompt: usize, n_cached: usize, n_decoded: usize) -> Value {
         let n_new = n_prompt.saturating_sub(n_cached);
@@ -70,7 +49,7 @@ impl Answer {
             "type": "message",
             "role": "assistant",
             "content": self.blocks.done,
-            "model": self.talk.app.model_name(),
+            "model": self.talk.texts.backend.name,
             "stop_reason": null,
             "stop_sequence": null,
             "usage": {"cache_read_input_tokens": n_cached, "input_tokens": n_new, "output_tokens": n_decoded},
@@ -78,20 +57,26 @@ impl Answer {
     }
 
     /// The complete message, whose text ends with `rest`; `events` are those of its last blocks.
-    fn finish(&mut self, rest: &str, done: &Done, events: &mut Vec<Value>) -> Result<Value, ApiError> {
-        let deltas = self.reader.finish(rest, &done.stop);
-        deltas.iter().for_each(|delta| self.blocks.add(delta, events));
+    fn finish(&mut self, rest: &str, done: &Done, events: &mut Vec<Value>) -> Value {
+        let reader = &mut self.talk.readers[0];
+        reader.finish(rest, &done.stop).iter().for_each(|delta| self.blocks.add(delta, events));
+        let calls = self.blocks.have_calls && reader.cut().is_none();
         self.blocks.close(events);
         let mut message = self.message(done.n_prompt, done.timings.n_cached, done.n_decoded);
-        let calls = self.blocks.have_calls && self.reader.cut().is_none();
         message["stop_reason"] = json!(stop_reason(&done.stop, calls, &self.stops));
         message["stop_sequence"] = json!(stop_sequence(&done.stop, &self.stops));
-        Ok(message)
+        message
     }
 }
 
-impl Shape for Answer {
-    fn event(&mut self, _: usize, event: Event) -> Result<Vec<Frame>, ApiError> {
+impl Dialect for Answer {
+    const FRAMING: Framing = Framing::Typed;
+
+    fn params(&self) -> &Params {
+        &self.talk.texts.params
+    }
+
+    fn event(&mut self, _: usize, event: Event) -> Vec<Value> {
         let mut events = Vec::new();
         match event {
             Event::Started(started) => {
@@ -99,12 +84,13 @@ impl Shape for Answer {
                 events.push(json!({"type": "message_start", "message": message}));
             }
             // A ping shows waiting clients that the prompt advances.
-            Event::Progress(_) if self.talk.params.return_progress => events.push(json!({"type": "ping"})),
+            Event::Progress(_) => events.push(json!({"type": "ping"})),
             Event::Token(token) => {
-                self.reader.push(&token.text).iter().for_each(|delta| self.blocks.add(delta, &mut events));
+                let deltas = self.talk.readers[0].push(&token.text);
+                deltas.iter().for_each(|delta| self.blocks.add(delta, &mut events));
             }
             Event::Done(done) => {
-                let message = self.finish(&done.rest, &done, &mut events)?;
+                let message = self.finish(&done.rest, &done, &mut events);
                 let [reason, sequence] = ["stop_reason", "stop_sequence"].map(|name| &message[name]);
                 let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
                 let usage = json!({"output_tokens": done.n_decoded});
@@ -113,11 +99,20 @@ impl Shape for Answer {
             }
             _ => {}
         }
-        Ok(events.iter().map(typed).collect())
+        events
     }
 
-    fn failure(&mut self, error: &ApiError) -> Vec<Frame> {
-        vec![typed(&json!({"type": "error", "error": error.json()}))]
+    fn failure(&mut self, error: &ApiError) -> Value {
+        json!({"type": "error", "error": error.json()})
+    }
+
+    fn whole(mut self, answers: Vec<Whole>) -> Response {
+        let Whole { text, done, .. } = &answers[0];
+        let mut message = self.finish(text, done, &mut Vec::new());
+        if let Some(verbose) = verbose(&self.talk, done, 0, text) {
+            message["__verbose"] = verbose;
+        }
+        Json(message).into_response()
     }
 }
 
@@ -182,7 +177,7 @@ impl Blocks {
             return;
         }
         match self.open.as_mut().and_then(|(_, block)| block.get_mut(name)) {
-            Some(Value::String(own)) => own.push_str(text),
+            Some(Value::String(all)) => all.push_str(text),
             _ => self.arguments.push_str(text),
         }
         let kind = if name == "partial_json" { "input_json_delta".to_owned() } else { format!("{name}_delta") };
@@ -212,7 +207,7 @@ impl Blocks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hobbit::engine::ToolCallDelta;
+    use crate::request::chat::reply::ToolCallDelta;
 
     #[test]
     fn stop_reasons() {

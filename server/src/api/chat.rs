@@ -1,194 +1,34 @@
-//! `/v1/chat/completions`: conversations in OpenAI's shape, and the code shared with Responses and Messages, which
-//! are other shapes of the same.
-
-pub mod answer;
-pub mod messages;
-pub mod request;
-mod stream;
+//! `/v1/chat/completions`: conversations in OpenAI's shape.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
-use hobbit::ChatError;
-use hobbit::engine::{ChatInputs, ChatPrompt, Chunks, Encoder, Media, MediaPrompt};
-use hobbit::options::Token;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::media;
-use super::openai::{self, Logprobs, Stamp, finish_reason};
-use super::params::Params;
-use super::{Fields, native, prompts, text};
-use crate::app::{App, Loaded};
+use super::dialect::{Dialect, Framing, Whole, answer};
+use super::native;
+use super::openai::{self, Logprobs, Stamp, Usage, finish_reason};
+use crate::app::{App, Listed};
 use crate::error::ApiError;
-use crate::held::Held;
-use crate::http::Body;
-use crate::http::stream::{Whole, all, respond};
-use crate::job::{Done, EndReasoning, Running};
-use answer::Message;
-use request::{Defaults, Request};
-
-/// A conversation as a prompt, ready for the engine.
-pub struct Talk {
-    pub app: Arc<App>,
-    pub params: Params,
-    pub prompt: ChatPrompt,
-    pub tokens: Arc<[Token]>,
-    media: (Chunks, Option<Encoder>),
-    pub include_usage: bool,
-    /// Candidates that the answer shows for each token.
-    n_top: usize,
-    /// How reasoning appears in the answer.
-    reasoning_format: &'static str,
-    held: Arc<Held>,
-}
-
-impl Talk {
-    /// Reads a request in OpenAI's form, which `body` makes.
-    pub async fn new(
-        app: &Arc<App>,
-        loaded: &Loaded,
-        body: impl FnOnce() -> Result<Fields, ApiError>,
-        held: Held,
-    ) -> Result<Self, ApiError> {
-        native::refuse_embedding_server(app)?;
-        let begin = || {
-            let request = read(app, loaded, body()?)?;
-            let params = Params::of(&request.rest, app)?;
-            prompts::check(params.n, app)?;
-            Ok::<_, ApiError>((request, params))
-        };
-        let (mut request, params) = app.work(begin).await?;
-        let media = media::read(app, loaded, std::mem::take(&mut request.media), &held).await?;
-        app.work(|| Self::of(app, loaded, (request, params), media, held)).await
-    }
-
-    /// A request whose images and sound are read.
-    fn of(
-        app: &Arc<App>,
-        loaded: &Loaded,
-        (request, mut params): (Request, Params),
-        (media, encoder): (Vec<Media>, Option<Encoder>),
-        held: Held,
-    ) -> Result<Self, ApiError> {
-        let Request { inputs, budget, include_usage, n_top, .. } = request;
-        let (mut prompt, MediaPrompt { tokens, chunks }) = write(loaded, &inputs, &media)?;
-        // The prompt's tokens hold the same text.
-        prompt.prompt.clear();
-        prompt.prompt.shrink_to_fit();
-        let generate = &mut params.generate;
-        generate.end_reasoning = budget.control.then(EndReasoning::default);
-        let sampling = Arc::make_mut(&mut generate.sampling);
-        sampling.reasoning = budget;
-        prompt.constrain(sampling);
-        generate.stops = generate.stops.iter().chain(&prompt.additional_stops).cloned().collect();
-        let reasoning_format = inputs.reasoning_format.name();
-        let (app, tokens, held) = (Arc::clone(app), tokens.into(), Arc::new(held));
-        Ok(Self { app, params, prompt, tokens, media: (chunks, encoder), include_usage, n_top, reasoning_format, held })
-    }
-
-    /// Hands the prompt to the engine, once per requested answer.
-    pub async fn start(&mut self, loaded: &Loaded) -> Result<Vec<Running>, ApiError> {
-        let media = std::mem::take(&mut self.media);
-        native::start(loaded, &self.params, std::slice::from_ref(&self.tokens), media, &self.held).await
-    }
-
-    /// Details of a generation for `__verbose`; `None` if not requested.
-    pub fn verbose(&self, done: &Done, index: usize, content: &str) -> Option<Value> {
-        if !self.params.verbose {
-            return None;
-        }
-        let mut all = native::last(&self.app, &self.params, done, index, &self.tokens, content);
-        let settings = &mut all["generation_settings"];
-        settings["chat_format"] = json!(self.prompt.format);
-        settings["reasoning_format"] = json!(self.reasoning_format);
-        settings["generation_prompt"] = json!(self.prompt.generation_prompt);
-        Some(all)
-    }
-}
-
-fn read(app: &App, loaded: &Loaded, body: Fields) -> Result<Request, ApiError> {
-    let settings = &app.settings;
-    let templates = &loaded.templates;
-    let can = |name: &str| templates.capabilities().get(name).copied().unwrap_or(false);
-    request::read(
-        body,
-        &Defaults {
-            reasoning: &settings.reasoning,
-            jinja: settings.chat.template.jinja.0,
-            prefills_assistant: settings.chat.prefill_assistant.0,
-            template_reasons: settings.chat.template.jinja.0 && templates.supports_thinking(),
-            marker: loaded.projector.as_ref().map(|(_, marker)| marker.as_str()),
-            // llama.cpp cannot tell for a template that writes no calls.
-            calls_in_parallel: can("supports_parallel_tool_calls") || !can("supports_tool_calls"),
-        },
-    )
-}
-
-/// The conversation as the template writes it.
-fn apply(loaded: &Loaded, inputs: &ChatInputs) -> Result<ChatPrompt, ApiError> {
-    loaded.templates.apply(inputs).map_err(|error| match error {
-        ChatError::Input(reason) => ApiError::invalid(reason),
-        error @ ChatError::Busy(_) => ApiError::busy(error),
-        error => ApiError::invalid(error.to_string()),
-    })
-}
-
-/// The conversation as the template writes it, with its tokens.
-fn write(loaded: &Loaded, inputs: &ChatInputs, media: &[Media]) -> Result<(ChatPrompt, MediaPrompt), ApiError> {
-    let prompt = apply(loaded, inputs)?;
-    let tokens = media::tokens(loaded, &prompt.prompt, media)?;
-    Ok((prompt, tokens))
-}
-
-/// Number of prompt tokens of a request in OpenAI's form, which `body` makes.
-pub async fn count(app: &App, body: impl FnOnce() -> Result<Fields, ApiError>, held: &Held) -> Result<usize, ApiError> {
-    let loaded = app.loaded()?;
-    let request = app.work(|| read(app, loaded, body()?)).await?;
-    let (media, _) = media::read(app, loaded, request.media, held).await?;
-    let (_, prompt) = app.work(|| write(loaded, &request.inputs, &media)).await?;
-    Ok(prompt.tokens.len())
-}
+use crate::http::{Asked, Body};
+use crate::job::{Done, Event, Probabilities, Timings, TokenEvent};
+use crate::json::text;
+use crate::request::chat::reply::{ChatDelta, Message, ToolCall};
+use crate::request::chat::{Talk, count, written};
+use crate::request::params::Params;
 
 /// `POST /v1/chat/completions`
-pub async fn completions(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
-    let loaded = app.loaded()?;
-    let mut talk = Talk::new(&app, loaded, || Ok(body), held).await?;
-    let running = talk.start(loaded).await?;
-    if talk.params.stream {
-        let ping = talk.params.ping;
-        return respond(running, stream::Chat::new(talk)?, ping).await;
-    }
-    let results = all(running).await?;
-    app.work(|| answer(&talk, &results)).await
-}
-
-#[derive(Serialize)]
-struct Choice<'a> {
-    finish_reason: &'static str,
-    index: usize,
-    message: Value,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    logprobs: Option<Logprobs<'a>>,
-}
-
-/// One answer with all choices.
-fn answer(talk: &Talk, results: &[Whole]) -> Result<Response, ApiError> {
-    let mut choices = Vec::new();
-    for (index, own) in results.iter().enumerate() {
-        let message = Message::of(&talk.prompt, own)?;
-        choices.push(Choice {
-            finish_reason: finish_reason(&own.done.stop, !message.calls.is_empty() && !message.is_cut),
-            index,
-            message: message.json(),
-            logprobs: (talk.params.generate.n_probs > 0).then(|| Logprobs::new(&own.probabilities, talk.n_top)),
-        });
-    }
-    let verbose = talk.verbose(&results[0].done, 0, &results[0].text);
-    let stamp = Stamp::new(&talk.app, "chat.completion");
-    Ok(openai::answer(&stamp, talk.params.n, results, choices, verbose))
+pub async fn completions(Asked { app, backend, body, held }: Asked) -> Result<Response, ApiError> {
+    let (talk, running) = Talk::start(&app, backend, held, || Ok(body)).await?;
+    let params = &talk.texts.params;
+    let stamp = Stamp::new(&talk.texts.backend.name, "chat.completion.chunk");
+    let listed = params.stream.then(|| app.controls.list(stamp.id(), params.generate.end_reasoning.clone()));
+    let states = running.iter().map(|_| Streamed::default()).collect();
+    let (usage, timings) = (Usage::default(), Timings::default());
+    answer(&app, running, Chat { talk, stamp, states, usage, timings, _listed: listed }).await
 }
 
 /// `POST /v1/chat/completions/control`
@@ -204,14 +44,249 @@ pub async fn control(State(app): State<Arc<App>>, Body(body, _held): Body) -> Re
 }
 
 /// `POST /apply-template`
-pub async fn apply_template(State(app): State<Arc<App>>, Body(body, _held): Body) -> Result<Json<Value>, ApiError> {
-    let loaded = app.loaded()?;
-    let written = app.work(|| apply(loaded, &read(&app, loaded, body)?.inputs)).await?;
-    Ok(Json(json!({"prompt": written.prompt})))
+pub async fn apply_template(Asked { app, backend, body, .. }: Asked) -> Result<Json<Value>, ApiError> {
+    let prompt = app.work(|| written(&app, &backend, body)).await?;
+    Ok(Json(json!({ "prompt": prompt })))
 }
 
 /// `POST /v1/chat/completions/input_tokens`
-pub async fn input_tokens(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Json<Value>, ApiError> {
-    let n = count(&app, || Ok(body), &held).await?;
+pub async fn input_tokens(Asked { app, backend, body, held }: Asked) -> Result<Json<Value>, ApiError> {
+    let n = count(&app, &backend, &held, || Ok(body)).await?;
     Ok(Json(json!({"input_tokens": n, "object": "response.input_tokens"})))
+}
+
+/// Details of answer `index` for `__verbose`; `None` if not requested.
+pub fn verbose(talk: &Talk, done: &Done, index: usize, content: &str) -> Option<Value> {
+    let mut all = native::verbose(&talk.texts, done, index, content)?;
+    let settings = &mut all["generation_settings"];
+    settings["chat_format"] = json!(talk.format);
+    settings["reasoning_format"] = json!(talk.reasoning_format);
+    settings["generation_prompt"] = json!(talk.texts.params.generate.sampling.generation_prompt);
+    Some(all)
+}
+
+/// OpenAI's form.
+struct Chat {
+    talk: Talk,
+    stamp: Stamp,
+    states: Vec<Streamed>,
+    usage: Usage,
+    /// Timings of the answer that ended last.
+    timings: Timings,
+    /// A stream is listed for control requests while it lasts.
+    _listed: Option<Listed>,
+}
+
+/// What a stream has sent of one answer.
+#[derive(Default)]
+struct Streamed {
+    /// The role has been sent.
+    has_begun: bool,
+    has_calls: bool,
+    /// Probabilities of tokens whose text is not sent yet.
+    probabilities: Vec<Probabilities>,
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    finish_reason: &'static str,
+    index: usize,
+    message: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Logprobs<'a>>,
+}
+
+impl Chat {
+    fn chunk(&self, index: usize, delta: Value, finish_reason: Option<&str>) -> Value {
+        self.stamp.part(json!([{"finish_reason": finish_reason, "index": index, "delta": delta}]))
+    }
+
+    fn role(&self, index: usize) -> Value {
+        self.chunk(index, json!({"role": "assistant", "content": null}), None)
+    }
+
+    /// The role, unless it was sent already.
+    fn begin(&mut self, index: usize) -> Option<Value> {
+        let is_first = !std::mem::replace(&mut self.states[index].has_begun, true);
+        is_first.then(|| self.role(index))
+    }
+
+    /// Chunks for the new deltas; the last one carries their tokens' probabilities.
+    fn chunks(&mut self, index: usize, deltas: &[ChatDelta]) -> Vec<Value> {
+        let mut chunks: Vec<Value> = deltas.iter().map(|delta| self.chunk(index, delta_json(delta), None)).collect();
+        let state = &mut self.states[index];
+        state.has_calls |= deltas.iter().any(|delta| matches!(delta, ChatDelta::ToolCall(_)));
+        if let Some(last) = chunks.last_mut()
+            && !state.probabilities.is_empty()
+        {
+            let probabilities = std::mem::take(&mut state.probabilities);
+            last["choices"][0]["logprobs"] = json!(Logprobs::new(&probabilities, self.talk.n_top));
+        }
+        chunks
+    }
+
+    fn token(&mut self, index: usize, token: TokenEvent) -> Vec<Value> {
+        let mut chunks: Vec<Value> = self.begin(index).into_iter().collect();
+        self.states[index].probabilities.extend(token.probabilities);
+        let deltas = self.talk.readers[index].push(&token.text);
+        let mut new = self.chunks(index, &deltas);
+        if let Some(last) = new.last_mut() {
+            self.talk.texts.params.add_timings(last, &token.timings);
+        }
+        chunks.append(&mut new);
+        chunks
+    }
+
+    fn done(&mut self, index: usize, done: &Done) -> Vec<Value> {
+        let mut chunks: Vec<Value> = self.begin(index).into_iter().collect();
+        let n_before = chunks.len();
+        let probabilities = &mut self.states[index].probabilities;
+        probabilities.truncate(probabilities.len().saturating_sub(done.n_swallowed));
+        let deltas = self.talk.readers[index].finish(&done.rest, &done.stop);
+        chunks.append(&mut self.chunks(index, &deltas));
+        let has_calls = self.states[index].has_calls && self.talk.readers[index].cut().is_none();
+        let mut last = self.chunk(index, json!({}), Some(finish_reason(&done.stop, has_calls)));
+        if !self.talk.include_usage {
+            last["timings"] = done.timings.json();
+        }
+        chunks.push(last);
+        if let Some(verbose) = verbose(&self.talk, done, index, "") {
+            chunks[n_before]["__verbose"] = verbose;
+        }
+        self.usage.add(Usage::of(done), index, self.talk.texts.params.n);
+        self.timings = done.timings;
+        chunks
+    }
+}
+
+impl Dialect for Chat {
+    const FRAMING: Framing = Framing::UntilDone;
+
+    fn params(&self) -> &Params {
+        &self.talk.texts.params
+    }
+
+    fn event(&mut self, index: usize, event: Event) -> Vec<Value> {
+        match event {
+            Event::Progress(progress) => {
+                self.states[index].has_begun = true;
+                let mut chunk = self.role(index);
+                self.params().add_progress(&mut chunk, &progress);
+                vec![chunk]
+            }
+            Event::Token(token) => self.token(index, *token),
+            Event::Done(done) => self.done(index, &done),
+            _ => Vec::new(),
+        }
+    }
+
+    fn end(&mut self) -> Option<Value> {
+        self.talk.include_usage.then(|| {
+            let mut last = self.stamp.part(json!([]));
+            last["usage"] = self.usage.json();
+            last["timings"] = self.timings.json();
+            last
+        })
+    }
+
+    fn whole(mut self, answers: Vec<Whole>) -> Response {
+        let Talk { readers, n_top, texts, .. } = &mut self.talk;
+        let choices = answers.iter().zip(readers).enumerate().map(|(index, (whole, reader))| {
+            let message = reader.message(&whole.text, &whole.done.stop);
+            let has_calls = !message.calls.is_empty() && reader.cut().is_none();
+            Choice {
+                finish_reason: finish_reason(&whole.done.stop, has_calls),
+                index,
+                message: message_json(&message),
+                logprobs: (texts.params.generate.n_probs > 0).then(|| Logprobs::new(&whole.probabilities, *n_top)),
+            }
+        });
+        let choices = choices.collect();
+        let verbose = verbose(&self.talk, &answers[0].done, 0, &answers[0].text);
+        let stamp = Stamp::new(&self.talk.texts.backend.name, "chat.completion");
+        openai::answer(&stamp, self.talk.texts.params.n, &answers, choices, verbose)
+    }
+}
+
+/// A message in OpenAI's form.
+fn message_json(message: &Message) -> Value {
+    let mut value = json!({"role": "assistant", "content": message.content});
+    if !message.reasoning.is_empty() {
+        value["reasoning_content"] = json!(message.reasoning);
+    }
+    if !message.calls.is_empty() {
+        let call = |call: &ToolCall| {
+            json!({
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+                "id": call.id,
+            })
+        };
+        value["tool_calls"] = message.calls.iter().map(call).collect();
+    }
+    value
+}
+
+/// A delta in OpenAI's form.
+fn delta_json(delta: &ChatDelta) -> Value {
+    match delta {
+        ChatDelta::Reasoning(text) => json!({"reasoning_content": text}),
+        ChatDelta::Content(text) => json!({"content": text}),
+        ChatDelta::ToolCall(call) => {
+            let mut part = json!({"index": call.index, "function": {}});
+            if !call.name.is_empty() {
+                (part["id"], part["type"]) = (json!(call.id), json!("function"));
+                part["function"]["name"] = json!(call.name);
+            }
+            part["function"]["arguments"] = json!(call.arguments);
+            json!({"tool_calls": [part]})
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::chat::reply::ToolCallDelta;
+
+    fn call(index: usize, name: &str, arguments: &str) -> ChatDelta {
+        let id = if name.is_empty() { String::new() } else { format!("id{index}") };
+        ChatDelta::ToolCall(ToolCallDelta { index, id, name: name.to_owned(), arguments: arguments.to_owned() })
+    }
+
+    #[test]
+    fn pieces_make_a_message() {
+        let mut message = Message::default();
+        for delta in [
+            ChatDelta::Reasoning("hm".to_owned()),
+            ChatDelta::Content("J".to_owned()),
+            ChatDelta::Content("a".to_owned()),
+            call(0, "get", "{\"a\""),
+            call(0, "", ":1}"),
+        ] {
+            message.add(&delta);
+        }
+        assert_eq!(
+            message_json(&message),
+            json!({
+                "role": "assistant", "content": "Ja", "reasoning_content": "hm",
+                "tool_calls": [
+                    {"type": "function", "function": {"name": "get", "arguments": "{\"a\":1}"}, "id": "id0"},
+                ],
+            })
+        );
+        assert_eq!(message_json(&Message::default()), json!({"role": "assistant", "content": ""}));
+    }
+
+    #[test]
+    fn pieces_in_openai_form() {
+        assert_eq!(delta_json(&ChatDelta::Content("x".to_owned())), json!({"content": "x"}));
+        let function = json!({"name": "get", "arguments": "{"});
+        let first = json!({"index": 1, "id": "id1", "type": "function", "function": function});
+        assert_eq!(delta_json(&call(1, "get", "{")), json!({"tool_calls": [first]}));
+        assert_eq!(
+            delta_json(&call(1, "", "}")),
+            json!({"tool_calls": [{"index": 1, "function": {"arguments": "}"}}]})
+        );
+    }
 }

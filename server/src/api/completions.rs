@@ -4,44 +4,32 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use axum::extract::State;
 use axum::response::Response;
-use hobbit::Model;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
+use super::dialect::{self, Dialect, Framing, Whole};
 use super::native::{self, Candidates};
 use super::openai::{Stamp, Usage, answer, finish_reason};
-use super::params::Params;
-use super::prompts::{self, Prompts};
-use super::{Fields, boolean, get, text, whole as integer};
 use crate::app::App;
 use crate::error::ApiError;
-use crate::http::Body;
-use crate::http::stream::{Frame, Shape, Whole, all, done as end, respond, unnamed};
+use crate::http::Asked;
 use crate::job::{Candidate, Done, Event, Probabilities};
+use crate::json::{Fields, boolean, get, text, whole as integer};
+use crate::request::params::{Params, n_answers};
+use crate::request::prompts::{self, Prompts};
+use crate::request::{Texts, refuse_embedding_server};
 
 /// `POST /v1/completions`
-pub async fn completions(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
-    let loaded = app.loaded()?;
-    native::refuse_embedding_server(&app)?;
+pub async fn completions(Asked { app, backend, body, held }: Asked) -> Result<Response, ApiError> {
+    refuse_embedding_server(&app)?;
     let (prompts, params, form) = app.work(|| read(body, &app)).await?;
-    let running = native::start(loaded, &params, &prompts, Default::default(), &Arc::new(held)).await?;
-    let (streams, ping, stamp) = (params.stream, params.ping, Stamp::new(&app, "text_completion"));
+    let texts = Texts { backend, params, prompts };
+    let running = texts.schedule(Default::default(), held).await?;
+    let stamp = Stamp::new(&texts.backend.name, "text_completion");
     let states = running.iter().map(|_| Streamed::default()).collect();
-    let shape = Text { app: Arc::clone(&app), params, stamp, prompts, form, states };
-    if streams {
-        return respond(running, shape, ping).await;
-    }
-    let results = all(running).await?;
-    let verbose = shape.verbose(0, &results[0].done, &results[0].text);
-    let write = || {
-        let chosen = best(&results, shape.params.n, shape.form.n);
-        let choices = chosen.into_iter().enumerate().map(|(index, at)| shape.choice(index, at, &results[at])).collect();
-        answer(&shape.stamp, shape.params.n, &results, choices, verbose)
-    };
-    Ok(app.work(write).await)
+    dialect::answer(&app, running, Text { texts, stamp, form, states }).await
 }
 
 /// Fields of OpenAI's endpoint that llama-server's own lacks.
@@ -57,7 +45,6 @@ struct Form {
 
 /// The prompts of a body, and the parameters.
 fn read(mut body: Fields, app: &App) -> Result<(Prompts, Params, Form), ApiError> {
-    let model = &app.loaded()?.model;
     let n_top = logprobs(&mut body)?;
     let n = candidates(&mut body, app)?;
     let suffix = text(&body, "suffix")?.filter(|suffix| !suffix.is_empty());
@@ -65,7 +52,7 @@ fn read(mut body: Fields, app: &App) -> Result<(Prompts, Params, Form), ApiError
     if echoes && suffix.is_some() {
         return Err(ApiError::field("echo", "a prompt with a suffix is not repeated: leave one of both out"));
     }
-    let prompt = get(&body, "prompt").ok_or_else(|| ApiError::invalid("\"prompt\" is required"))?;
+    let prompt = prompts::given(&body)?;
     let prompts = match suffix {
         Some(suffix) => around(prompt, suffix, &body, app)?,
         None => prompts::prompts(prompt, &body, app)?,
@@ -73,9 +60,10 @@ fn read(mut body: Fields, app: &App) -> Result<(Prompts, Params, Form), ApiError
     let mut params = Params::of(&body, app)?;
     let mut form = Form { n, n_top, echoed: Vec::new() };
     if echoes {
-        let text = |(own, tokens): (&Value, &Arc<[_]>)| match own {
+        let backend = app.backend()?;
+        let text = |(given, tokens): (&Value, &Arc<[_]>)| match given {
             Value::String(text) => text.clone(),
-            _ => native::text_of(model, tokens),
+            _ => backend.spelled(tokens),
         };
         form.echoed = prompts::each(prompt).iter().zip(&prompts).map(text).collect();
         params.echoed_bytes = 2 * params.n * form.echoed.iter().map(String::len).sum::<usize>();
@@ -88,8 +76,8 @@ fn read(mut body: Fields, app: &App) -> Result<(Prompts, Params, Form), ApiError
 
 /// `logprobs` becomes `n_probs`. OpenAI's 0 asks for the chosen tokens only.
 fn logprobs(body: &mut Fields) -> Result<Option<usize>, ApiError> {
-    let is_own = get(body, "n_probs").is_none();
-    let n = integer(body, &["n_probs", "logprobs"], 0..=i64::from(i32::MAX))?.filter(|n| is_own || *n > 0);
+    let is_only = get(body, "n_probs").is_none();
+    let n = integer(body, &["n_probs", "logprobs"], 0..=i64::from(i32::MAX))?.filter(|n| is_only || *n > 0);
     if let Some(n) = n {
         body.insert("n_probs".to_owned(), json!(n.max(1)));
     }
@@ -98,7 +86,7 @@ fn logprobs(body: &mut Fields) -> Result<Option<usize>, ApiError> {
 
 /// `best_of` becomes `n`; returns how many of the answers to a prompt are returned.
 fn candidates(body: &mut Fields, app: &App) -> Result<usize, ApiError> {
-    let n = super::params::n_answers(body, app)?;
+    let n = n_answers(body, app)?;
     let Some(best_of) = integer(body, &["best_of"], n as i64..=app.settings.n_slots as i64)? else { return Ok(n) };
     if best_of as usize > n {
         if boolean(body, "stream")?.unwrap_or(false) {
@@ -115,11 +103,11 @@ fn candidates(body: &mut Fields, app: &App) -> Result<usize, ApiError> {
 /// Prompts whose answers stand before `suffix`.
 fn around(prompt: &Value, suffix: &str, body: &Fields, app: &App) -> Result<Prompts, ApiError> {
     let list = prompts::each(prompt);
-    prompts::check(list.len().saturating_mul(super::params::n_answers(body, app)?), app)?;
+    prompts::check(list.len().saturating_mul(n_answers(body, app)?), app)?;
     // Once for all prompts.
-    let suffix = prompts::encode(&app.loaded()?.model, suffix, false, false)?;
-    let one = |own: &Value| {
-        let Value::String(prefix) = own else {
+    let suffix = prompts::encode(&app.backend()?.model, suffix, false, false)?;
+    let one = |given: &Value| {
+        let Value::String(prefix) = given else {
             return Err(ApiError::field("suffix", "\"prompt\" must be a string, or an array of strings"));
         };
         let mut gap = Fields::new();
@@ -135,9 +123,9 @@ fn around(prompt: &Value, suffix: &str, body: &Fields, app: &App) -> Result<Prom
 
 /// The `n` most probable of every `of` answers, by the mean logarithm of their tokens' probabilities: their places.
 fn best(results: &[Whole], of: usize, n: usize) -> Vec<usize> {
-    let mean = |own: &Whole| {
-        let sum: f64 = own.probabilities.iter().map(|token| f64::from(token.chosen.log)).sum();
-        sum / own.probabilities.len().max(1) as f64
+    let mean = |answer: &Whole| {
+        let sum: f64 = answer.probabilities.iter().map(|token| f64::from(token.chosen.log)).sum();
+        sum / answer.probabilities.len().max(1) as f64
     };
     let mut places = Vec::new();
     for first in (0..results.len()).step_by(of) {
@@ -176,7 +164,7 @@ impl Logprobs<'_> {
     fn tokens(&self) -> impl Iterator<Item = (&[u8], Option<&Probabilities>)> {
         let first = self.first.iter().map(|bytes| (bytes.as_slice(), None));
         let others = self.prompt.iter().chain(self.generated);
-        first.chain(others.map(|own| (own.chosen.bytes.as_slice(), Some(own))))
+        first.chain(others.map(|scored| (scored.chosen.bytes.as_slice(), Some(scored))))
     }
 }
 
@@ -200,7 +188,7 @@ impl Serialize for Top<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut seen = HashSet::new();
         let all = self.0.top.iter().take(self.1).chain([&self.0.chosen]);
-        let all = all.map(|own| (token_text(&own.bytes), log_of(own)));
+        let all = all.map(|candidate| (token_text(&candidate.bytes), log_of(candidate)));
         serializer.collect_map(all.filter(|(text, _)| seen.insert(text.clone())).collect::<Vec<_>>())
     }
 }
@@ -215,9 +203,9 @@ impl Serialize for Logprobs<'_> {
         let mut fields = serializer.serialize_map(None)?;
         fields.serialize_entry("content", &Candidates { all: self.generated, n_top: self.n_top })?;
         fields.serialize_entry("tokens", &self.tokens().map(|(bytes, _)| token_text(bytes)).collect::<Vec<_>>())?;
-        let chosen = self.tokens().map(|(_, own)| own.map(|own| log_of(&own.chosen)));
+        let chosen = self.tokens().map(|(_, scored)| scored.map(|scored| log_of(&scored.chosen)));
         fields.serialize_entry("token_logprobs", &chosen.collect::<Vec<_>>())?;
-        let top = self.tokens().map(|(_, own)| own.map(|own| Top(own, self.n_top)));
+        let top = self.tokens().map(|(_, scored)| scored.map(|scored| Top(scored, self.n_top)));
         fields.serialize_entry("top_logprobs", &(self.n_top > 0).then(|| top.collect::<Vec<_>>()))?;
         let offsets = self.tokens().scan(self.offset, |end, (bytes, _)| {
             let begin = *end;
@@ -239,30 +227,18 @@ struct Streamed {
     offset: usize,
 }
 
-/// OpenAI's answer, complete or as a stream.
+/// OpenAI's form.
 struct Text {
-    app: Arc<App>,
-    params: Params,
+    texts: Texts,
     stamp: Stamp,
-    prompts: Prompts,
     form: Form,
     states: Vec<Streamed>,
 }
 
 impl Text {
-    /// Details of a generation for `__verbose`; `None` if not requested.
-    fn verbose(&self, index: usize, done: &Done, content: &str) -> Option<Value> {
-        let prompt = &self.prompts[index / self.params.n];
-        self.params.verbose.then(|| native::last(&self.app, &self.params, done, index, prompt, content))
-    }
-
-    fn model(&self) -> Option<&Model> {
-        self.app.loaded.get().map(|loaded| &loaded.model)
-    }
-
     /// The text of the prompt of answer `at`; empty if it is not repeated.
     fn echoed(&self, at: usize) -> &str {
-        self.form.echoed.get(at / self.params.n).map_or("", String::as_str)
+        self.form.echoed.get(at / self.texts.params.n).map_or("", String::as_str)
     }
 
     /// `logprobs` of the prompt and the text of answer `at`.
@@ -274,10 +250,9 @@ impl Text {
     ) -> Option<Logprobs<'a>> {
         let n_top = self.form.n_top?;
         let text = self.echoed(at);
-        let tokens = &self.prompts[at / self.params.n];
-        let scored = tokens.first().zip(self.model()).filter(|_| self.params.generate.scores_prompt);
-        let first = scored.map(|(token, model)| model.piece(*token, true));
-        let rest: usize = prompt.iter().map(|own| n_chars(&own.chosen.bytes)).sum();
+        let first = self.texts.prompt(at).first().filter(|_| self.texts.params.generate.scores_prompt);
+        let first = first.map(|token| self.texts.backend.model.piece(*token, true));
+        let rest: usize = prompt.iter().map(|scored| n_chars(&scored.chosen.bytes)).sum();
         // Without the prompt's tokens, those of the text begin behind it.
         let offset = if first.is_some() { 0 } else { n_chars(text.as_bytes()) };
         let n_beyond =
@@ -286,13 +261,13 @@ impl Text {
     }
 
     /// The choice `index`, which is the complete answer `at`.
-    fn choice<'a>(&'a self, index: usize, at: usize, own: &'a Whole) -> Choice<'a> {
+    fn choice<'a>(&'a self, index: usize, at: usize, whole: &'a Whole) -> Choice<'a> {
         let text = match self.echoed(at) {
-            "" => own.text.as_str().into(),
-            prompt => format!("{prompt}{}", own.text).into(),
+            "" => whole.text.as_str().into(),
+            prompt => format!("{prompt}{}", whole.text).into(),
         };
-        let logprobs = self.logprobs(at, &own.scores, &own.probabilities);
-        let finish_reason = Some(finish_reason(&own.done.stop, false));
+        let logprobs = self.logprobs(at, &whole.scores, &whole.probabilities);
+        let finish_reason = Some(finish_reason(&whole.done.stop, false));
         Choice { text, index, logprobs, finish_reason }
     }
 
@@ -311,19 +286,25 @@ impl Text {
         }
         let scores = std::mem::take(&mut state.scores);
         state.offset = offset;
-        let logprobs = self.logprobs(index, &scores, &[]).filter(|own| own.first.is_some());
+        let logprobs = self.logprobs(index, &scores, &[]).filter(|lists| lists.first.is_some());
         Some(self.part(self.echoed(index), index, logprobs, None))
     }
 }
 
-impl Shape for Text {
-    fn event(&mut self, index: usize, event: Event) -> Result<Vec<Frame>, ApiError> {
+impl Dialect for Text {
+    const FRAMING: Framing = Framing::UntilDone;
+
+    fn params(&self) -> &Params {
+        &self.texts.params
+    }
+
+    fn event(&mut self, index: usize, event: Event) -> Vec<Value> {
         let mut parts = Vec::new();
         match event {
             Event::Scores(scores) => self.states[index].scores.extend(scores),
-            Event::Progress(progress) if self.params.return_progress => {
+            Event::Progress(progress) => {
                 let mut part = self.part("", index, None, None);
-                self.params.add_progress(&mut part, &progress);
+                self.params().add_progress(&mut part, &progress);
                 parts.push(part);
             }
             Event::Token(token) => {
@@ -332,8 +313,9 @@ impl Shape for Text {
                 let n_top = self.form.n_top.filter(|_| !generated.is_empty());
                 let new = |n_top| Logprobs { first: None, prompt: &[], generated, offset, n_beyond: 0, n_top };
                 let mut part = self.part(&token.text, index, n_top.map(new), None);
-                self.params.add_timings(&mut part, &token.timings);
-                self.states[index].offset += generated.iter().map(|own| n_chars(&own.chosen.bytes)).sum::<usize>();
+                self.params().add_timings(&mut part, &token.timings);
+                let n_new: usize = generated.iter().map(|scored| n_chars(&scored.chosen.bytes)).sum();
+                self.states[index].offset += n_new;
                 parts.push(part);
             }
             Event::Done(done) => {
@@ -344,18 +326,22 @@ impl Shape for Text {
                 let mut last = self.part("", index, None, Some(&done));
                 last["usage"] = Usage::of(&done).json();
                 last["timings"] = done.timings.json();
-                if let Some(verbose) = self.verbose(index, &done, "") {
+                if let Some(verbose) = native::verbose(&self.texts, &done, index, "") {
                     last["__verbose"] = verbose;
                 }
                 parts.push(last);
             }
             _ => {}
         }
-        Ok(parts.iter().map(unnamed).collect())
+        parts
     }
 
-    fn end(&mut self) -> Vec<Frame> {
-        vec![end()]
+    fn whole(self, answers: Vec<Whole>) -> Response {
+        let verbose = native::verbose(&self.texts, &answers[0].done, 0, &answers[0].text);
+        let n = self.texts.params.n;
+        let chosen = best(&answers, n, self.form.n).into_iter().enumerate();
+        let choices = chosen.map(|(index, at)| self.choice(index, at, &answers[at])).collect();
+        answer(&self.stamp, n, &answers, choices, verbose)
     }
 }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -14,14 +13,15 @@ use hobbit::options::Token;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::chat::messages::check_part;
-use super::{Fields, get, prompts, text, whole};
-use crate::app::{App, Loaded};
+use crate::app::App;
+use crate::backend::Backend;
 use crate::error::ApiError;
 use crate::held::Held;
-use crate::http::Body;
-use crate::http::stream::embeddings;
-use crate::job::Work;
+use crate::http::Asked;
+use crate::job::{Event, Running, Work};
+use crate::json::{Fields, get, text, whole};
+use crate::request::chat::messages::check_part;
+use crate::request::prompts;
 
 /// Maximum inputs per request, as in OpenAI's API. As many run at once as there are slots.
 const INPUTS_MAX: usize = 2048;
@@ -42,9 +42,9 @@ pub struct Embedded {
 }
 
 /// `POST /v1/embeddings`
-pub async fn openai(State(app): State<Arc<App>>, Body(mut body, held): Body) -> Result<Response, ApiError> {
-    let loaded = loaded(&app)?;
-    if loaded.pooling.is_none() {
+pub async fn openai(Asked { app, backend, mut body, held }: Asked) -> Result<Response, ApiError> {
+    refuse_text_server(&app)?;
+    if backend.pooling.is_none() {
         return Err(ApiError::invalid(
             "Pooling type 'none' is not OAI compatible. Please use a different pooling type",
         ));
@@ -57,18 +57,18 @@ pub async fn openai(State(app): State<Arc<App>>, Body(mut body, held): Body) -> 
         }
     };
     let is_native = get(&body, "input").is_none();
-    let all = embed(&app, &mut body, held, false).await?;
+    let all = embed(&app, &backend, &mut body, held, false).await?;
     if is_native {
         return Ok(app.work(|| plain(&all)).await);
     }
-    let n_tokens: usize = all.iter().map(|own| own.n_tokens).sum();
-    let data = all.iter().enumerate().map(|(index, own)| {
-        let row = own.rows.first().map_or(&[][..], Vec::as_slice);
+    let n_tokens: usize = all.iter().map(|input| input.n_tokens).sum();
+    let data = all.iter().enumerate().map(|(index, input)| {
+        let row = input.rows.first().map_or(&[][..], Vec::as_slice);
         let bytes = || row.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
         let embedding = if is_base64 { Numbers::Base64(STANDARD.encode(bytes())) } else { Numbers::Plain(row) };
         Row { embedding, index, object: "embedding", encoding_format: is_base64.then_some("base64") }
     });
-    let model = get(&body, "model").and_then(Value::as_str).unwrap_or(app.model_name());
+    let model = get(&body, "model").and_then(Value::as_str).unwrap_or(&backend.name);
     let usage = json!({"prompt_tokens": n_tokens, "total_tokens": n_tokens});
     Ok(app.work(|| Json(List { model, object: "list", usage, data: data.collect() }).into_response()).await)
 }
@@ -99,17 +99,16 @@ enum Numbers<'a> {
 }
 
 /// `POST /embedding`
-pub async fn native(State(app): State<Arc<App>>, Body(mut body, held): Body) -> Result<Response, ApiError> {
-    loaded(&app)?;
-    let all = embed(&app, &mut body, held, false).await?;
+pub async fn native(Asked { app, backend, mut body, held }: Asked) -> Result<Response, ApiError> {
+    let all = embed(&app, &backend, &mut body, held, false).await?;
     Ok(app.work(|| plain(&all)).await)
 }
 
-fn loaded(app: &App) -> Result<&Loaded, ApiError> {
+fn refuse_text_server(app: &App) -> Result<(), ApiError> {
     if !app.settings.slots.embeddings.0 {
         return Err(ApiError::unsupported("This server does not support embeddings. Start it with `--embeddings`"));
     }
-    app.loaded()
+    Ok(())
 }
 
 /// llama-server's own shape.
@@ -119,36 +118,42 @@ fn plain(all: &[Embedded]) -> Response {
         index: usize,
         embedding: &'a [Vec<f32>],
     }
-    let rows = all.iter().enumerate().map(|(index, own)| Rows { index, embedding: &own.rows });
+    let rows = all.iter().enumerate().map(|(index, input)| Rows { index, embedding: &input.rows });
     Json(rows.collect::<Vec<_>>()).into_response()
 }
 
 /// The vectors of all inputs, in order; as many run at once as there are slots. Takes the inputs out of the body.
 /// `dimensions` cuts each vector to its first numbers, which are then scaled. `truncates`: an input that is too long
 /// loses its end.
-pub async fn embed(app: &App, body: &mut Fields, held: Held, truncates: bool) -> Result<Vec<Embedded>, ApiError> {
-    let loaded = loaded(app)?;
+pub async fn embed(
+    app: &App,
+    backend: &Backend,
+    body: &mut Fields,
+    held: Held,
+    truncates: bool,
+) -> Result<Vec<Embedded>, ApiError> {
+    refuse_text_server(app)?;
     let name = if get(body, "input").is_some() { "input" } else { "content" };
     let input = body.remove(name).filter(|input| !input.is_null());
     let input = input.ok_or_else(|| ApiError::invalid("\"input\" or \"content\" must be provided"))?;
-    let n_max = if truncates { loaded.n_ctx.min(loaded.n_batch) } else { usize::MAX };
-    let inputs = app.work(move || inputs(&input, &loaded.model, n_max)).await?;
+    let n_max = if truncates { backend.n_ctx.min(backend.n_batch) } else { usize::MAX };
+    let inputs = app.work(move || inputs(&input, &backend.model, n_max)).await?;
     let n_tokens: usize = inputs.iter().map(|input| input.len()).sum();
-    let n_embd = loaded.model.n_embd();
+    let n_embd = backend.model.n_embd();
     let dimensions = whole(body, &["dimensions"], 1..=n_embd as i64)?.map_or(n_embd, |n| n as usize);
-    let n_rows = if loaded.pooling.is_none() { n_tokens } else { inputs.len() };
+    let n_rows = if backend.pooling.is_none() { n_tokens } else { inputs.len() };
     let bytes = n_tokens * size_of::<Token>() + n_rows * n_embd * NUMBER_BYTES;
     held.shrink_to(bytes);
     held.grow_to(bytes).await?;
     let held = &Arc::new(held);
     // Rows of single tokens are not normalised.
-    let norm = match loaded.pooling {
+    let norm = match backend.pooling {
         None => -1,
         Some(_) => whole(body, &["embd_normalize"], -1..=i64::from(i32::MAX))?.unwrap_or(EUCLIDEAN),
     };
     let work = inputs.into_iter().map(|prompt| async move {
-        let running = loaded.start((prompt, Chunks::default(), None), Work::Embed, None, false, held);
-        let (mut rows, n_tokens) = embeddings(running).await?;
+        let running = backend.schedule((prompt, Chunks::default(), None), Work::Embed, None, false, held);
+        let (mut rows, n_tokens) = rows(running).await?;
         for row in &mut rows {
             row.truncate(dimensions);
             normalise(row, norm);
@@ -156,6 +161,17 @@ pub async fn embed(app: &App, body: &mut Fields, held: Held, truncates: bool) ->
         Ok::<_, ApiError>(Embedded { rows, n_tokens })
     });
     stream::iter(work).buffered(app.settings.n_slots).try_collect().await
+}
+
+/// Waits for an embedding: rows, and the number of tokens of the input.
+async fn rows(mut running: Running) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
+    loop {
+        match running.next().await {
+            Event::Embedding(rows) => return Ok((rows, running.n_prompt)),
+            Event::Failed(error) => return Err(error),
+            Event::Started(_) | Event::Scores(_) | Event::Progress(_) | Event::Token(_) | Event::Done(_) => {}
+        }
+    }
 }
 
 /// The tokens of every input: of one, or of a list of them. Of each at most `n_max`.

@@ -1,121 +1,18 @@
-//! The server's endpoints: llama-server's, OpenAI's and Anthropic's. Here are the fields of their requests: null counts
-//! as absent at every level, and errors name the field.
+//! The endpoints: llama-server's, OpenAI's, Anthropic's and Ollama's. A protocol reads its JSON as a validated request
+//! ([`crate::request`]), and writes the engine's events as JSON ([`dialect`]).
 
 pub mod anthropic;
 pub mod chat;
 pub mod completions;
-pub mod documents;
+mod dialect;
 pub mod embeddings;
-pub mod media;
 pub mod native;
 pub mod ollama;
-pub mod openai;
-pub mod params;
-pub mod prompts;
+mod openai;
 pub mod responses;
 pub mod small;
-
-use std::ops::RangeInclusive;
-
-use serde_json::{Map, Value};
-
-use super::error::ApiError;
-use super::json::integer;
-
-/// The fields of a request or of a part of it.
-pub type Fields = Map<String, Value>;
 
 /// How the server names itself to clients.
 pub fn build() -> String {
     format!("b{}", hobbit_programs::VERSION)
-}
-
-/// The value of a field, if present.
-pub fn get<'a>(body: &'a Fields, name: &str) -> Option<&'a Value> {
-    body.get(name).filter(|value| !value.is_null())
-}
-
-/// A field as `of` reads it.
-fn read<'a, T>(
-    body: &'a Fields,
-    name: &str,
-    expected: &str,
-    of: impl FnOnce(&'a Value) -> Option<T>,
-) -> Result<Option<T>, ApiError> {
-    let Some(value) = get(body, name) else { return Ok(None) };
-    of(value).map(Some).ok_or_else(|| ApiError::field(name, format!("expected {expected}")))
-}
-
-/// A boolean, if present.
-pub fn boolean(body: &Fields, name: &str) -> Result<Option<bool>, ApiError> {
-    read(body, name, "true or false", Value::as_bool)
-}
-
-/// A text, if present.
-pub fn text<'a>(body: &'a Fields, name: &str) -> Result<Option<&'a str>, ApiError> {
-    read(body, name, "a string", Value::as_str)
-}
-
-/// An object, if present.
-pub fn object<'a>(body: &'a Fields, name: &str) -> Result<Option<&'a Fields>, ApiError> {
-    read(body, name, "an object", Value::as_object)
-}
-
-/// A list, if present.
-pub fn list<'a>(body: &'a Fields, name: &str) -> Result<Option<&'a Vec<Value>>, ApiError> {
-    read(body, name, "an array", Value::as_array)
-}
-
-/// A finite number, if present.
-pub fn number(body: &Fields, name: &str) -> Result<Option<f32>, ApiError> {
-    read(body, name, "a finite number", |value| {
-        value.as_f64().map(|number| number as f32).filter(|number| number.is_finite())
-    })
-}
-
-/// An integer, from the first of several names that is present.
-pub fn whole(body: &Fields, names: &[&str], range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
-    let Some(name) = names.iter().find(|name| get(body, name).is_some()) else { return Ok(None) };
-    let whole = read(body, name, "a whole number", integer)?;
-    match whole.filter(|whole| !range.contains(whole)) {
-        None => Ok(whole),
-        Some(got) => {
-            let (low, high) = range.into_inner();
-            Err(ApiError::field(name, format!("Value must be between {low} <= value <= {high}, but got {got}")))
-        }
-    }
-}
-
-/// One text, or a list of texts.
-pub fn texts(body: &Fields, name: &str) -> Result<Option<Vec<String>>, ApiError> {
-    read(body, name, "a string or an array of strings", |value| match value {
-        Value::String(text) => Some(vec![text.clone()]),
-        Value::Array(list) => list.iter().map(|one| one.as_str().map(str::to_owned)).collect(),
-        _ => None,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn fields_are_read_or_named() {
-        let body = json!({"null": null, "n": 11, "text": "x", "half": 1.5, "list": [1], "big": 1e300});
-        let body = body.as_object().unwrap();
-        assert_eq!(whole(body, &["null", "n"], 0..=11), Ok(Some(11)));
-        assert_eq!(boolean(body, "null"), Ok(None));
-        assert_eq!(texts(body, "text"), Ok(Some(vec!["x".to_owned()])));
-        let message = whole(body, &["n"], 0..=10).unwrap_err().message;
-        assert_eq!(message, "Field 'n': Value must be between 0 <= value <= 10, but got 11");
-        assert_eq!(boolean(body, "text").unwrap_err().message, "Field 'text': expected true or false");
-        assert!(whole(body, &["half"], 0..=9).is_err());
-        assert_eq!(
-            [json!(3), json!(3.0), json!(3.5), json!("3")].each_ref().map(integer),
-            [Some(3), Some(3), None, None]
-        );
-        assert!(texts(body, "list").is_err());
-        assert!(number(body, "big").is_err());
-    }
 }

@@ -1,87 +1,132 @@
 //! `/completion`: a text to continue, in llama-server's own shape.
 
-use std::sync::Arc;
-
-use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use hobbit::Model;
-use hobbit::engine::{Chunks, Encoder};
-use hobbit::options::Token;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::media;
-use super::params::{self, Params, SHOWN_BYTES_MAX};
-use super::prompts::{self, Prompts, prompts};
-use super::{Fields, get, text};
-use crate::app::{App, Loaded};
+use super::dialect::{Dialect, Framing, Whole, answer};
 use crate::error::ApiError;
-use crate::held::Held;
-use crate::http::Body;
-use crate::http::stream::{Frame, Shape, Whole, all, respond, unnamed};
-use crate::job::{Candidate, Done, Event, Probabilities, Running, Stop, Work};
+use crate::http::Asked;
+use crate::job::{Candidate, Done, Event, Probabilities, Stop};
+use crate::json::{Fields, SHOWN_BYTES_MAX, text};
+use crate::request::params::{Params, shown};
+use crate::request::{Texts, prompts, refuse_embedding_server};
 
 /// `POST /infill`
-pub async fn infill(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
+pub async fn infill(Asked { app, backend, body, held }: Asked) -> Result<Response, ApiError> {
     let read = || {
         let suffix = text(&body, "input_suffix")?;
         let suffix = suffix.ok_or_else(|| ApiError::invalid("\"input_suffix\" is required"))?;
-        let suffix = prompts::encode(&app.loaded()?.model, suffix, false, false)?;
-        Ok::<_, ApiError>((prompts::gap(&app, &body, &suffix)?, Params::of(&body, &app)?))
+        let suffix = prompts::encode(&backend.model, suffix, false, false)?;
+        let prompts = vec![prompts::gap(&app, &body, &suffix)?.into()];
+        Ok::<_, ApiError>((prompts, Params::of(&body, &app)?))
     };
-    let (prompt, params) = app.work(read).await?;
+    let (prompts, params) = app.work(read).await?;
     prompts::check(params.n, &app)?;
     drop(body);
-    complete(&app, params, vec![prompt.into()], held).await
+    refuse_embedding_server(&app)?;
+    let native = Native::new(Texts { backend, params, prompts });
+    answer(&app, native.texts.schedule(Default::default(), held).await?, native).await
 }
 
 /// `POST /completion`
-pub async fn completion(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
-    let (prompts, params) = app.work(|| read(body, &app)).await?;
-    complete(&app, params, prompts, held).await
+pub async fn completion(Asked { app, backend, body, held }: Asked) -> Result<Response, ApiError> {
+    let read = move |app| {
+        let prompts = prompts::prompts(prompts::given(&body)?, &body, app)?;
+        Ok::<_, ApiError>((prompts, Params::of(&body, app)?))
+    };
+    let (prompts, params) = app.work(|| read(&app)).await?;
+    refuse_embedding_server(&app)?;
+    let native = Native::new(Texts { backend, params, prompts });
+    answer(&app, native.texts.schedule(Default::default(), held).await?, native).await
 }
 
-/// The prompts of a body, and the generation parameters.
-pub fn read(body: Fields, app: &App) -> Result<(Prompts, Params), ApiError> {
-    let prompt = get(&body, "prompt").ok_or_else(|| ApiError::invalid("\"prompt\" is required"))?;
-    Ok((prompts(prompt, &body, app)?, Params::of(&body, app)?))
+/// llama-server's form.
+struct Native {
+    texts: Texts,
+    /// The slot of each answer.
+    slots: Vec<usize>,
 }
 
-/// Continues prompts and answers in llama-server's shape.
-pub async fn complete(app: &Arc<App>, params: Params, prompts: Prompts, held: Held) -> Result<Response, ApiError> {
-    refuse_embedding_server(app)?;
-    let running = start(app.loaded()?, &params, &prompts, Default::default(), &Arc::new(held)).await?;
-    if params.stream {
-        let ping = params.ping;
-        let shape = Native {
-            app: Arc::clone(app),
-            slots: vec![0; running.len()],
-            n_prompt: running.iter().map(|own| own.n_prompt).collect(),
-            params,
-            prompts,
-        };
-        return respond(running, shape, ping).await;
+impl Native {
+    fn new(texts: Texts) -> Self {
+        let slots = vec![0; texts.prompts.len() * texts.params.n];
+        Self { texts, slots }
     }
-    let results = all(running).await?;
-    let answer = |index: usize, own: &Whole| {
-        let mut answer = last(app, &params, &own.done, index, &prompts[index / params.n], &own.text);
+
+    /// A part of answer `index`.
+    fn part(&self, index: usize, content: &str, tokens: &[i32], n_decoded: usize) -> Value {
+        json!({
+            "index": index,
+            "content": content,
+            "tokens": tokens,
+            "stop": false,
+            "id_slot": self.slots[index],
+            "tokens_predicted": n_decoded,
+            "tokens_evaluated": self.texts.prompt(index).len(),
+        })
+    }
+
+    /// Answer `index` as text of JSON.
+    fn written(&self, index: usize, whole: &Whole) -> serde_json::Result<String> {
+        let params = &self.texts.params;
+        let mut answer = last(&self.texts, &whole.done, index, &whole.text);
         if params.return_tokens {
-            answer["tokens"] = json!(own.tokens);
+            answer["tokens"] = json!(whole.tokens);
         }
         let fields = &params.response_fields;
         let tells = params.generate.n_probs > 0
             && (fields.is_empty() || fields.iter().any(|field| field == "completion_probabilities"));
-        let completion_probabilities = tells.then_some(Candidates::new(&own.probabilities));
+        let completion_probabilities = tells.then_some(Candidates::new(&whole.probabilities));
         serde_json::to_string(&Answer { answer: select(answer, fields), completion_probabilities })
-    };
-    // Serialise one answer at a time: JSON values of all would take far more memory.
-    let answers = || results.iter().enumerate().map(|(index, own)| answer(index, own)).collect();
-    let answers: Result<Vec<String>, _> = app.work(answers).await;
-    let mut answers = answers.map_err(|error| ApiError::server(error.to_string()))?;
-    let text = if answers.len() == 1 { answers.remove(0) } else { format!("[{}]", answers.join(",")) };
-    Ok(([(CONTENT_TYPE, "application/json")], text).into_response())
+    }
+}
+
+impl Dialect for Native {
+    const FRAMING: Framing = Framing::Unnamed;
+
+    fn params(&self) -> &Params {
+        &self.texts.params
+    }
+
+    fn event(&mut self, index: usize, event: Event) -> Vec<Value> {
+        let params = &self.texts.params;
+        vec![match event {
+            Event::Started(started) => {
+                self.slots[index] = started.slot;
+                return Vec::new();
+            }
+            Event::Progress(progress) => {
+                let mut part = self.part(index, "", &[], 0);
+                params.add_progress(&mut part, &progress);
+                part
+            }
+            Event::Token(token) => {
+                let mut part = self.part(index, &token.text, &[token.token], token.n_decoded);
+                params.add_timings(&mut part, &token.timings);
+                if let Some(probabilities) = token.probabilities {
+                    part["completion_probabilities"] = json!(Candidates::new(&[probabilities]));
+                }
+                part
+            }
+            Event::Done(done) => last(&self.texts, &done, index, &done.rest),
+            _ => return Vec::new(),
+        }]
+    }
+
+    fn whole(self, answers: Vec<Whole>) -> Response {
+        // Serialise one answer at a time: JSON values of all would take far more memory.
+        let answers = answers.iter().enumerate().map(|(index, whole)| self.written(index, whole));
+        match answers.collect::<Result<Vec<String>, _>>() {
+            Ok(answers) => {
+                let text = if let [one] = &answers[..] { one.clone() } else { format!("[{}]", answers.join(",")) };
+                ([(CONTENT_TYPE, "application/json")], text).into_response()
+            }
+            Err(error) => ApiError::server(error.to_string()).into_response(),
+        }
+    }
 }
 
 /// An answer with the probabilities of its tokens.
@@ -93,127 +138,29 @@ struct Answer<'a> {
     completion_probabilities: Option<Candidates<'a>>,
 }
 
-/// Bytes per prompt while it is answered, besides its tokens: its job, a sampler, the answer's text.
-const TEXT_BYTES: usize = 16 << 10;
-
-/// Hands prompts to the engine, each once per requested answer. Returns most of the memory that reading the request
-/// took.
-pub async fn start(
-    loaded: &Loaded,
-    params: &Params,
-    prompts: &[Arc<[Token]>],
-    (chunks, encoder): (Chunks, Option<Encoder>),
-    held: &Arc<Held>,
-) -> Result<Vec<Running>, ApiError> {
-    let n_tokens: usize = prompts.iter().map(|prompt| prompt.len()).sum();
-    let n_answers = prompts.len() * params.n;
-    let candidates = params.check_answers(prompts, loaded.n_ctx)?;
-    let bytes = n_tokens * size_of::<Token>()
-        + params.bytes(n_answers)
-        + n_answers * TEXT_BYTES
-        + candidates
-        + media::bytes(&chunks);
-    held.grow_to(bytes).await?;
-    held.shrink_to(bytes);
-    let generate: Vec<_> = (0..params.n).map(|index| Arc::new(params.generate_of(index))).collect();
-    let texts = prompts.iter().flat_map(|prompt| generate.iter().map(move |generate| (prompt, generate)));
-    let start = |(prompt, generate): (&Arc<[Token]>, &Arc<_>)| {
-        let work = Work::Generate(Arc::clone(generate));
-        loaded.start(
-            (Arc::clone(prompt), chunks.clone(), encoder.clone()),
-            work,
-            params.slot,
-            params.cache_prompt,
-            held,
-        )
-    };
-    Ok(texts.map(start).collect())
-}
-
-/// Refuses requests for text on a server for embeddings.
-pub fn refuse_embedding_server(app: &App) -> Result<(), ApiError> {
-    if app.settings.slots.embeddings.0 {
-        let message = "This server does not support completions. Start it without `--embeddings`";
-        return Err(ApiError::unsupported(message));
-    }
-    Ok(())
-}
-
-/// A prompt as its tokens spell it, special ones too.
-pub fn text_of(model: &Model, tokens: &[Token]) -> String {
-    let bytes: Vec<u8> = tokens.iter().flat_map(|token| model.piece(*token, true)).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// The beginning of a prompt, as answers repeat it.
-fn shown_prompt(model: &Model, tokens: &[Token]) -> String {
-    let mut n_bytes = 0;
+/// The beginning of the prompt of answer `index`, as answers repeat it.
+fn shown_prompt(texts: &Texts, index: usize) -> String {
+    let (tokens, mut n_bytes) = (texts.prompt(index), 0);
     let shown = tokens.iter().take_while(|token| {
-        n_bytes += model.piece(**token, true).len();
+        n_bytes += texts.backend.model.piece(**token, true).len();
         n_bytes <= SHOWN_BYTES_MAX
     });
     let n = shown.count();
-    let text = text_of(model, &tokens[..n]);
+    let text = texts.backend.spelled(&tokens[..n]);
     if n == tokens.len() { text } else { format!("{text}… [truncated, {} tokens]", tokens.len()) }
 }
 
-/// llama-server's stream.
-struct Native {
-    app: Arc<App>,
-    params: Params,
-    prompts: Prompts,
-    slots: Vec<usize>,
-    n_prompt: Vec<usize>,
+/// Details of answer `index` for `__verbose`; `None` if not requested.
+pub fn verbose(texts: &Texts, done: &Done, index: usize, content: &str) -> Option<Value> {
+    texts.params.verbose.then(|| last(texts, done, index, content))
 }
 
-impl Shape for Native {
-    fn event(&mut self, index: usize, event: Event) -> Result<Vec<Frame>, ApiError> {
-        let part = |content: &str, tokens: &[Token], n_decoded: usize| {
-            json!({
-                "index": index,
-                "content": content,
-                "tokens": tokens,
-                "stop": false,
-                "id_slot": self.slots[index],
-                "tokens_predicted": n_decoded,
-                "tokens_evaluated": self.n_prompt[index],
-            })
-        };
-        let value = match event {
-            Event::Started(started) => {
-                self.slots[index] = started.slot;
-                return Ok(Vec::new());
-            }
-            Event::Progress(progress) if self.params.return_progress => {
-                let mut value = part("", &[], 0);
-                self.params.add_progress(&mut value, &progress);
-                value
-            }
-            Event::Token(token) => {
-                let mut value = part(&token.text, &[token.token], token.n_decoded);
-                self.params.add_timings(&mut value, &token.timings);
-                if let Some(probabilities) = token.probabilities {
-                    value["completion_probabilities"] = json!(Candidates::new(&[probabilities]));
-                }
-                value
-            }
-            Event::Done(done) => {
-                let prompt = &self.prompts[index / self.params.n];
-                last(&self.app, &self.params, &done, index, prompt, &done.rest)
-            }
-            _ => return Ok(Vec::new()),
-        };
-        Ok(vec![unnamed(&value)])
-    }
-}
-
-/// The last event of a generation, complete.
-pub fn last(app: &App, params: &Params, done: &Done, index: usize, prompt: &[Token], content: &str) -> Value {
+/// The last event of answer `index`, complete.
+fn last(texts: &Texts, done: &Done, index: usize, content: &str) -> Value {
+    let Texts { backend, params, .. } = texts;
     // Seeds differ among the answers to a prompt.
     let generate = params.generate_of(index % params.n);
-    let model = app.loaded.get().map(|loaded| &loaded.model);
-    let settings = model.map(|model| params::shown(&generate, model, params.stream, params.timings_per_token, true));
-    let prompt = model.map(|model| shown_prompt(model, prompt));
+    let settings = shown(&generate, &backend.model, params.stream, params.timings_per_token, true);
     let (stop_type, word) = match &done.stop {
         Stop::Eos => ("eos", ""),
         Stop::Word(word) => ("word", word.as_str()),
@@ -225,11 +172,11 @@ pub fn last(app: &App, params: &Params, done: &Done, index: usize, prompt: &[Tok
         "tokens": [],
         "id_slot": done.slot,
         "stop": true,
-        "model": app.model_name(),
+        "model": backend.name,
         "tokens_predicted": done.n_decoded,
         "tokens_evaluated": done.n_prompt,
         "generation_settings": settings,
-        "prompt": prompt,
+        "prompt": shown_prompt(texts, index),
         "has_new_line": done.has_new_line,
         "truncated": done.truncated,
         "stop_type": stop_type,

@@ -1,47 +1,15 @@
-//! Common parts of OpenAI's endpoints: ids, the fields of every answer, token counts.
-
-use std::hash::{BuildHasher, RandomState};
-use std::time::{SystemTime, UNIX_EPOCH};
+//! Common parts of OpenAI's endpoints: the fields of every answer, token counts.
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::dialect::Whole;
 use super::native::Candidates;
-use super::params::merge;
-use crate::app::App;
-use crate::http::stream::Whole;
+use crate::ids::{now, random_id};
 use crate::job::{Done, Probabilities, Stop};
-
-/// An unguessable and unique id: 32 random letters and digits.
-pub fn random_id() -> String {
-    random(32)
-}
-
-/// The id of a tool call: 9 letters and digits, because Mistral's templates take no others.
-pub fn call_id() -> String {
-    random(9)
-}
-
-fn random(n: usize) -> String {
-    const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-    let mut id = String::with_capacity(n);
-    while id.len() < n {
-        // The standard library's hashers are keyed from the operating system's randomness.
-        let mut bits = RandomState::new().hash_one(id.as_str());
-        for _ in id.len()..n.min(id.len() + 8) {
-            id.push(char::from(LETTERS[(bits % 62) as usize]));
-            bits /= 62;
-        }
-    }
-    id
-}
-
-/// Seconds since 1970.
-pub fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
+use crate::json::merge;
 
 /// The fields that every part of an answer repeats.
 #[derive(Clone, Debug)]
@@ -53,9 +21,9 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Fields of a new answer whose parts have this `object` type.
-    pub fn new(app: &App, object: &'static str) -> Self {
-        Self { id: format!("chatcmpl-{}", random_id()), model: app.model_name().to_owned(), created: now(), object }
+    /// Fields of a new answer of `model`, whose parts have this `object` type.
+    pub fn new(model: &str, object: &'static str) -> Self {
+        Self { id: format!("chatcmpl-{}", random_id()), model: model.to_owned(), created: now(), object }
     }
 
     /// The answer's id.
@@ -97,12 +65,12 @@ impl Usage {
     }
 
     /// Adds the `index`-th answer, with `n` answers per prompt: each prompt counts once.
-    pub fn add(&mut self, own: Self, index: usize, n: usize) {
+    pub fn add(&mut self, other: Self, index: usize, n: usize) {
         if index.is_multiple_of(n) {
-            self.n_prompt += own.n_prompt;
-            self.n_cached += own.n_cached;
+            self.n_prompt += other.n_prompt;
+            self.n_cached += other.n_cached;
         }
-        self.n_decoded += own.n_decoded;
+        self.n_decoded += other.n_decoded;
     }
 
     pub fn json(self) -> Value {
@@ -156,7 +124,7 @@ pub fn answer<C: Serialize>(
         rest: Value,
     }
     let mut usage = Usage::default();
-    results.iter().enumerate().for_each(|(index, own)| usage.add(Usage::of(&own.done), index, n));
+    results.iter().enumerate().for_each(|(index, whole)| usage.add(Usage::of(&whole.done), index, n));
     let mut rest = stamp.rest();
     rest["usage"] = usage.json();
     rest["timings"] = results[0].done.timings.json();
@@ -169,15 +137,6 @@ pub fn answer<C: Serialize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ids_differ() {
-        let ids: std::collections::BTreeSet<String> = (0..100).map(|_| random_id()).collect();
-        assert_eq!(ids.len(), 100);
-        assert!(ids.iter().all(|id| id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_alphanumeric())));
-        let (one, two) = (call_id(), call_id());
-        assert!(one != two && one.len() == 9 && one.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{one} {two}");
-    }
 
     #[test]
     fn prompts_count_once() {

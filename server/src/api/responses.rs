@@ -7,28 +7,27 @@ pub mod request;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::chat::answer::Reader;
-use super::chat::{Talk, count};
-use super::openai::{Usage, now, random_id};
-use super::params::shortened;
-use super::{Fields, boolean, text};
+use super::chat::verbose;
+use super::dialect::{Dialect, Framing, Whole, answer};
+use super::openai::Usage;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::held::Held;
-use crate::http::Body;
-use crate::http::stream::{Frame, Shape, respond, typed, whole};
+use crate::http::Asked;
+use crate::ids::{now, random_id};
 use crate::job::{Done, Event, Stop};
-use crate::kept::Entry;
+use crate::json::{Fields, boolean, shortened, text};
+use crate::kept::{Entry, Kept};
+use crate::request::chat::{Talk, count};
+use crate::request::params::Params;
 use items::Items;
 use request::{custom_tools, to_chat};
 
 /// `POST /v1/responses`
-pub async fn responses(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
-    let loaded = app.loaded()?;
+pub async fn responses(Asked { app, backend, body, held }: Asked) -> Result<Response, ApiError> {
     let previous = previous(&app, &body, &held).await?;
     let is_kept = boolean(&body, "store")?.unwrap_or(true);
     // Instructions hold for one request.
@@ -42,23 +41,13 @@ pub async fn responses(State(app): State<Arc<App>>, Body(body, held): Body) -> R
         }
         Ok::<_, ApiError>(body)
     };
-    let mut talk = Talk::new(&app, loaded, chat, held).await?;
-    let mut running = talk.start(loaded).await?;
-    let (streams, ping) = (talk.params.stream, talk.params.ping);
-    let mut answer = Answer::new(talk, items)?;
+    let (talk, running) = Talk::start(&app, backend, held, chat).await?;
+    let id = format!("resp_{}", random_id());
     if is_kept {
-        app.kept.begin(answer.id.clone(), messages);
+        app.kept.begin(id.clone(), messages);
     }
-    if streams {
-        return respond(running, answer, ping).await;
-    }
-    let own = whole(running.remove(0)).await?;
-    let mut response = app.work(|| answer.finish(&own.text, &own.done, &mut Vec::new())).await?;
-    response["timings"] = own.done.timings.json();
-    if let Some(verbose) = answer.talk.verbose(&own.done, 0, &own.text) {
-        response["__verbose"] = verbose;
-    }
-    Ok(Json(response).into_response())
+    let kept = Arc::clone(&app.kept);
+    answer(&app, running, Answer { talk, id, created: now(), kept, items, n: 0 }).await
 }
 
 /// The response that a request continues, whose memory is counted.
@@ -86,30 +75,24 @@ fn conversation(previous: Option<Entry>) -> Result<Vec<Value>, ApiError> {
 }
 
 /// `POST /v1/responses/input_tokens`
-pub async fn input_tokens(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Json<Value>, ApiError> {
+pub async fn input_tokens(Asked { app, backend, body, held }: Asked) -> Result<Json<Value>, ApiError> {
     let previous = previous(&app, &body, &held).await?;
-    let n = count(&app, || to_chat(body, conversation(previous)?), &held).await?;
+    let n = count(&app, &backend, &held, || to_chat(body, conversation(previous)?)).await?;
     Ok(Json(json!({"input_tokens": n, "object": "response.input_tokens"})))
 }
 
-/// An answer, complete or as a stream.
+/// The form of OpenAI's Responses.
 struct Answer {
     talk: Talk,
     id: String,
     created: u64,
-    reader: Reader,
+    kept: Arc<Kept>,
     items: Items,
     /// Events sent so far.
     n: usize,
 }
 
 impl Answer {
-    fn new(talk: Talk, items: Items) -> Result<Self, ApiError> {
-        let reader = Reader::new(&talk.prompt)?;
-        let id = format!("resp_{}", random_id());
-        Ok(Self { talk, id, created: now(), reader, items, n: 0 })
-    }
-
     /// The answer while it is generated.
     fn begun(&self) -> Value {
         json!({
@@ -117,7 +100,7 @@ impl Answer {
             "object": "response",
             "created_at": self.created,
             "status": "in_progress",
-            "model": self.talk.app.model_name(),
+            "model": self.talk.texts.backend.name,
             "output": [],
             "error": null,
             "incomplete_details": null,
@@ -128,14 +111,14 @@ impl Answer {
     }
 
     /// The complete answer, whose text ends with `rest`; `events` are those of its last items.
-    fn finish(&mut self, rest: &str, done: &Done, events: &mut Vec<Value>) -> Result<Value, ApiError> {
-        let deltas = self.reader.finish(rest, &done.stop);
-        deltas.iter().for_each(|delta| self.items.add(delta, events));
+    fn finish(&mut self, rest: &str, done: &Done, events: &mut Vec<Value>) -> Value {
+        let reader = &mut self.talk.readers[0];
+        reader.finish(rest, &done.stop).iter().for_each(|delta| self.items.add(delta, events));
         let is_cut = done.stop == Stop::Limit;
-        let is_half = self.reader.cut().is_some() && self.items.open_call() == self.reader.cut();
+        let is_half = reader.cut().is_some() && self.items.open_call() == reader.cut();
         let status = if is_cut || is_half { "incomplete" } else { "completed" };
         self.items.close(status, events);
-        self.talk.app.kept.finish(&self.id, &self.items.done);
+        self.kept.finish(&self.id, &self.items.done);
         let mut answer = self.begun();
         let usage = Usage::of(done);
         answer["completed_at"] = json!(now());
@@ -150,19 +133,27 @@ impl Answer {
             "total_tokens": usage.n_prompt + usage.n_decoded,
             "input_tokens_details": {"cached_tokens": usage.n_cached},
         });
-        Ok(answer)
+        answer
     }
 
-    /// A numbered event, named after its type.
-    fn frame(&mut self, mut event: Value) -> Frame {
-        event["sequence_number"] = json!(self.n);
-        self.n += 1;
-        typed(&event)
+    /// Numbers events.
+    fn numbered(&mut self, mut events: Vec<Value>) -> Vec<Value> {
+        for event in &mut events {
+            event["sequence_number"] = json!(self.n);
+            self.n += 1;
+        }
+        events
     }
 }
 
-impl Shape for Answer {
-    fn event(&mut self, _: usize, event: Event) -> Result<Vec<Frame>, ApiError> {
+impl Dialect for Answer {
+    const FRAMING: Framing = Framing::Typed;
+
+    fn params(&self) -> &Params {
+        &self.talk.texts.params
+    }
+
+    fn event(&mut self, _: usize, event: Event) -> Vec<Value> {
         let mut events = Vec::new();
         match event {
             Event::Started(_) => {
@@ -170,33 +161,44 @@ impl Shape for Answer {
                     events.push(json!({"type": kind, "response": self.begun()}));
                 }
             }
-            Event::Progress(progress) if self.talk.params.return_progress => {
+            Event::Progress(progress) => {
                 events.push(json!({"type": "response.in_progress", "response": self.begun()}));
-                self.talk.params.add_progress(&mut events[0], &progress);
+                self.params().add_progress(&mut events[0], &progress);
             }
             Event::Token(token) => {
-                self.reader.push(&token.text).iter().for_each(|delta| self.items.add(delta, &mut events));
+                let deltas = self.talk.readers[0].push(&token.text);
+                deltas.iter().for_each(|delta| self.items.add(delta, &mut events));
                 if let Some(last) = events.last_mut() {
-                    self.talk.params.add_timings(last, &token.timings);
+                    self.params().add_timings(last, &token.timings);
                 }
             }
             Event::Done(done) => {
-                let response = self.finish(&done.rest, &done, &mut events)?;
+                let response = self.finish(&done.rest, &done, &mut events);
                 let timings = done.timings.json();
                 let kind = format!("response.{}", response["status"].as_str().unwrap_or_default());
                 events.push(json!({"type": kind, "response": response, "timings": timings}));
             }
             _ => {}
         }
-        Ok(events.into_iter().map(|event| self.frame(event)).collect())
+        self.numbered(events)
     }
 
-    fn failure(&mut self, error: &ApiError) -> Vec<Frame> {
+    fn failure(&mut self, error: &ApiError) -> Value {
         let mut response = self.begun();
         response["status"] = json!("failed");
         response["error"] = error.json();
         // llama-server's error, in the event that OpenAI's clients wait for.
         let event = json!({"type": "response.failed", "response": response, "error": error.json()});
-        vec![self.frame(event)]
+        self.numbered(vec![event]).remove(0)
+    }
+
+    fn whole(mut self, answers: Vec<Whole>) -> Response {
+        let Whole { text, done, .. } = &answers[0];
+        let mut response = self.finish(text, done, &mut Vec::new());
+        response["timings"] = done.timings.json();
+        if let Some(verbose) = verbose(&self.talk, done, 0, text) {
+            response["__verbose"] = verbose;
+        }
+        Json(response).into_response()
     }
 }

@@ -13,13 +13,15 @@ use hobbit_core::expert::Precision;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::params::{self, Params};
-use super::{Fields, boolean, get, list, native, prompts, text};
 use crate::adapters;
-use crate::app::{App, Loaded};
+use crate::app::App;
+use crate::backend::Backend;
 use crate::error::ApiError;
-use crate::http::{AnyBody, Body};
+use crate::http::{AnyBody, Asked};
 use crate::job::SlotAction;
+use crate::json::{Fields, boolean, get, list, shortened, text};
+use crate::request::params::{Params, shown};
+use crate::request::prompts;
 use crate::status::{self, SlotState};
 use hobbit_programs::saved::is_file_name;
 
@@ -27,16 +29,16 @@ type Answer = Result<Json<Value>, ApiError>;
 
 /// `GET /health`
 pub async fn health(State(app): State<Arc<App>>) -> Answer {
-    app.loaded()?;
+    app.backend()?;
     Ok(Json(json!({"status": "ok"})))
 }
 
 /// `GET /v1/models`
 pub async fn models(State(app): State<Arc<App>>) -> Answer {
-    let loaded = app.loaded()?;
-    let info = loaded.model.info();
+    let backend = app.backend()?;
+    let info = backend.model.info();
     let settings = &app.settings;
-    let name = app.model_name();
+    let name = &backend.name;
     Ok(Json(json!({
         "models": [{
             "name": name, "model": name, "modified_at": "", "size": "", "digest": "", "type": "model",
@@ -54,11 +56,11 @@ pub async fn models(State(app): State<Arc<App>>) -> Answer {
             "created": app.began,
             "owned_by": "llamacpp",
             "meta": {
-                "vocab_type": loaded.model.vocab_type(),
-                "n_vocab": loaded.model.n_vocab(),
-                "n_ctx": loaded.n_ctx,
+                "vocab_type": backend.model.vocab_type(),
+                "n_vocab": backend.model.n_vocab(),
+                "n_ctx": backend.n_ctx,
                 "n_ctx_train": info.n_ctx_train,
-                "n_embd": loaded.model.n_embd(),
+                "n_embd": backend.model.n_embd(),
                 "n_params": info.n_params,
                 "size": info.tensor_bytes,
                 "ftype": info.description,
@@ -71,7 +73,7 @@ pub async fn models(State(app): State<Arc<App>>) -> Answer {
 pub async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Answer {
     let all = models(State(Arc::clone(&app))).await?;
     if !app.settings.http.alias.contains(&name) {
-        let message = format!("The model '{}' does not exist", params::shortened(&name));
+        let message = format!("The model '{}' does not exist", shortened(&name));
         return Err(ApiError::not_found(message));
     }
     Ok(Json(all.0["data"][0].clone()))
@@ -79,24 +81,25 @@ pub async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Ans
 
 /// `GET /props`
 pub async fn props(State(app): State<Arc<App>>) -> Answer {
-    let loaded = app.loaded()?;
-    let info = loaded.model.info();
-    let special = loaded.model.special_tokens();
+    let backend = app.backend()?;
+    let info = backend.model.info();
+    let special = backend.model.special_tokens();
+    let [sees, hears] = backend.takes_media();
     let defaults = Params::of(&Fields::new(), &app)?;
-    let templates = &loaded.templates;
+    let templates = &backend.templates;
     let mut props = json!({
         "default_generation_settings": {
-            "params": params::shown(&defaults.generate, &loaded.model, true, false, false),
-            "n_ctx": loaded.n_ctx,
+            "params": shown(&defaults.generate, &backend.model, true, false, false),
+            "n_ctx": backend.n_ctx,
         },
         "total_slots": app.settings.n_slots,
-        "model_alias": app.model_name(),
+        "model_alias": backend.name,
         "model_ftype": info.description,
         "model_path": info.path,
         "modalities": {
-            "vision": loaded.projector.as_ref().is_some_and(|(own, _)| own.takes_images()),
+            "vision": sees,
             "video": false,
-            "audio": loaded.projector.as_ref().is_some_and(|(own, _)| own.takes_sound()),
+            "audio": hears,
         },
         "endpoint_slots": app.settings.http.endpoint_slots.0,
         "endpoint_props": app.settings.http.endpoint_props.0,
@@ -105,8 +108,8 @@ pub async fn props(State(app): State<Arc<App>>) -> Answer {
         "ui_settings": {},
         "chat_template": templates.source(),
         "chat_template_caps": templates.capabilities(),
-        "bos_token": spelled(&loaded.model, special.bos),
-        "eos_token": spelled(&loaded.model, special.eos),
+        "bos_token": spelled(backend, special.bos),
+        "eos_token": spelled(backend, special.eos),
         "build_info": super::build(),
         "is_sleeping": false,
         "cors_proxy_enabled": false,
@@ -118,17 +121,17 @@ pub async fn props(State(app): State<Arc<App>>) -> Answer {
 }
 
 /// The text of a special token; empty without one.
-fn spelled(model: &Model, token: Option<Token>) -> String {
-    token.map_or_else(String::new, |token| native::text_of(model, &[token]))
+fn spelled(backend: &Backend, token: Option<Token>) -> String {
+    token.map_or_else(String::new, |token| backend.spelled(&[token]))
 }
 
 /// `GET /tokenizer_info`, vLLM's: lm-eval asks there whether it may use this server's tokenizer.
 pub async fn tokenizer_info(State(app): State<Arc<App>>) -> Answer {
-    let loaded = app.loaded()?;
-    let special = loaded.model.special_tokens();
-    let text = |token: Option<Token>| token.map(|token| spelled(&loaded.model, Some(token)));
+    let backend = app.backend()?;
+    let special = backend.model.special_tokens();
+    let text = |token: Option<Token>| token.map(|token| spelled(backend, Some(token)));
     Ok(Json(json!({
-        "bos_token": text(special.bos), "eos_token": text(special.eos), "chat_template": loaded.templates.source(),
+        "bos_token": text(special.bos), "eos_token": text(special.eos), "chat_template": backend.templates.source(),
     })))
 }
 
@@ -152,22 +155,22 @@ pub async fn slots(State(app): State<Arc<App>>, Query(query): Query<SlotsQuery>)
     if !app.settings.http.endpoint_slots.0 {
         return Err(ApiError::unsupported("This server does not support slots endpoint. Start it with `--slots`"));
     }
-    let loaded = app.loaded()?;
-    let state = loaded.status.get();
+    let backend = app.backend()?;
+    let state = backend.status.get();
     if query.fail_on_no_slot.is_some_and(|word| word != "0") && state.slots.iter().all(|slot| slot.is_processing) {
         return Err(ApiError::unavailable("no slot available"));
     }
     // Waits for the layer being computed.
-    let share = tokio::task::block_in_place(|| loaded.model.evaluated_share());
-    Ok(Json(state.slots.iter().map(|slot| slot_json(slot, loaded, share)).collect()))
+    let share = tokio::task::block_in_place(|| backend.model.evaluated_share());
+    Ok(Json(state.slots.iter().map(|slot| slot_json(slot, backend, share)).collect()))
 }
 
 /// `share`: the evaluated part of the tokens that are being evaluated.
-fn slot_json(slot: &SlotState, loaded: &Loaded, share: f64) -> Value {
+fn slot_json(slot: &SlotState, backend: &Backend, share: f64) -> Value {
     let mut value = json!({
         "id": slot.id,
         "n_ctx": slot.n_ctx,
-        "speculative": loaded.drafting.n_max > 0,
+        "speculative": backend.drafting.n_max > 0,
         "is_processing": slot.is_processing,
         "n_past": slot.n_past,
     });
@@ -182,7 +185,7 @@ fn slot_json(slot: &SlotState, loaded: &Loaded, share: f64) -> Value {
     value["n_prompt_tokens_processed"] = json!(run.n_processed_with(share));
     value["n_prompt_tokens_cache"] = json!(run.n_cached);
     if let Some(generate) = &run.generate {
-        value["params"] = params::shown(generate, &loaded.model, false, false, false);
+        value["params"] = shown(generate, &backend.model, false, false, false);
     }
     value["next_token"] = json!([{
         "has_next_token": slot.is_processing,
@@ -211,12 +214,12 @@ pub async fn act_on_slot(
             "This server does not support slots action. Start it with `--slot-save-path`",
         ));
     };
-    let loaded = app.loaded()?;
+    let backend = app.backend()?;
     let slot = id.parse().ok().filter(|slot| *slot < app.settings.n_slots);
     let slot: usize = slot.ok_or_else(|| ApiError::invalid("Invalid slot ID"))?;
     let action = query.action.as_deref().unwrap_or_default();
     if action == "erase" {
-        let answer = loaded.act(slot, SlotAction::Erase).await?;
+        let answer = backend.act(slot, SlotAction::Erase).await?;
         return Ok(Json(json!({"id_slot": slot, "n_erased": answer.n_tokens})));
     }
     let name = || {
@@ -226,12 +229,12 @@ pub async fn act_on_slot(
     let (name, action, [n_tokens, n_bytes, ms]) = match action {
         "save" => (name()?, SlotAction::Save(directory.join(name()?)), ["n_saved", "n_written", "save_ms"]),
         "restore" => {
-            let action = SlotAction::Restore(directory.join(name()?), loaded.adapters.scales());
+            let action = SlotAction::Restore(directory.join(name()?), backend.adapters.scales());
             (name()?, action, ["n_restored", "n_read", "restore_ms"])
         }
         _ => return Err(ApiError::invalid("Invalid action")),
     };
-    let answer = loaded.act(slot, action).await?;
+    let answer = backend.act(slot, action).await?;
     Ok(Json(json!({
         "id_slot": slot, "filename": name, n_tokens: answer.n_tokens, n_bytes: answer.n_bytes,
         "timings": {ms: answer.ms},
@@ -239,8 +242,8 @@ pub async fn act_on_slot(
 }
 
 /// `POST /tokenize`
-pub async fn tokenize(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
-    let model = &app.loaded()?.model;
+pub async fn tokenize(Asked { app, backend, body, held }: Asked) -> Result<Response, ApiError> {
+    let model = &backend.model;
     let tokens = app.work(|| tokens(&body, model)).await?;
     let with_pieces = boolean(&body, "with_pieces")?.unwrap_or(false);
     held.grow_to(tokens.len() * if with_pieces { PIECE_BYTES } else { TOKEN_BYTES }).await?;
@@ -291,17 +294,17 @@ fn tokens(body: &Fields, model: &Model) -> Result<Vec<Token>, ApiError> {
 }
 
 /// `POST /detokenize`
-pub async fn detokenize(State(app): State<Arc<App>>, Body(body, _held): Body) -> Answer {
-    let model = &app.loaded()?.model;
-    let text = app.work(|| detokenized(&body, model)).await?;
+pub async fn detokenize(Asked { app, backend, body, held: _held }: Asked) -> Answer {
+    let text = app.work(|| detokenized(&body, &backend)).await?;
     // `prompt` is vLLM's name.
     Ok(Json(json!({"content": text, "prompt": text})))
 }
 
-fn detokenized(body: &Fields, model: &Model) -> Result<String, ApiError> {
+fn detokenized(body: &Fields, backend: &Backend) -> Result<String, ApiError> {
     let tokens = list(body, "tokens")?.map_or(&[][..], Vec::as_slice);
-    let tokens: Vec<i32> = tokens.iter().map(|value| prompts::token(value, model)).collect::<Result<_, _>>()?;
-    Ok(native::text_of(model, &tokens))
+    let tokens: Vec<i32> =
+        tokens.iter().map(|value| prompts::token(value, &backend.model)).collect::<Result<_, _>>()?;
+    Ok(backend.spelled(&tokens))
 }
 
 /// `GET /metrics`
@@ -309,8 +312,8 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> 
     if !app.settings.http.endpoint_metrics.0 {
         return Err(ApiError::unsupported("This server does not support metrics endpoint. Start it with `--metrics`"));
     }
-    let loaded = app.loaded()?;
-    let text = status::metrics(&loaded.status.take(), loaded.model.host_cache_bytes());
+    let backend = app.backend()?;
+    let text = status::metrics(&backend.status.take(), backend.model.host_cache_bytes());
     let headers = [
         (CONTENT_TYPE.as_str(), "text/plain; version=0.0.4".to_owned()),
         ("process-start-time-unix", app.began.to_string()),
@@ -320,15 +323,15 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> 
 
 /// `GET /experts`: the location of every expert, one character each.
 pub async fn experts(State(app): State<Arc<App>>) -> Answer {
-    let loaded = app.loaded()?;
-    let model = loaded.model.clone();
+    let backend = app.backend()?;
+    let model = backend.model.clone();
     // Blocks until the current layer is computed.
     let places = tokio::task::spawn_blocking(move || {
         (model.expert_places(), model.host_cache_bytes(), model.prefetch_counters(), model.evaluated_share())
     });
     let (places, capacity, prefetch, share) = places.await.map_err(|error| ApiError::server(error.to_string()))?;
-    let info = loaded.model.info();
-    let state = loaded.status.get();
+    let info = backend.model.info();
+    let state = backend.status.get();
     let (totals, traffic) = (&state.totals, &state.totals.traffic);
     let n_processing = state.slots.iter().filter(|slot| slot.is_processing).count();
     let layers: Vec<Value> = places
@@ -384,17 +387,17 @@ fn letter(place: ExpertPlace) -> char {
 
 /// `GET /lora-adapters`
 pub async fn adapters(State(app): State<Arc<App>>) -> Answer {
-    let loaded = app.loaded()?;
-    Ok(Json(adapters::described(&loaded.model, &loaded.adapters.scales())))
+    let backend = app.backend()?;
+    Ok(Json(adapters::described(&backend.model, &backend.adapters.scales())))
 }
 
 /// `POST /lora-adapters`
 pub async fn set_adapters(State(app): State<Arc<App>>, AnyBody(body, _held): AnyBody) -> Answer {
-    let loaded = app.loaded()?;
+    let backend = app.backend()?;
     if !body.is_array() {
         return Err(ApiError::invalid("Request body must be an array"));
     }
-    loaded.adapters.set(adapters::read(&body, loaded.model.adapters().len())?);
+    backend.adapters.set(adapters::read(&body, backend.model.adapters().len())?);
     Ok(Json(json!({"success": true})))
 }
 

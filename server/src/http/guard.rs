@@ -1,8 +1,8 @@
-//! Checks of every request: host name, API key, and origin.
+//! Checks of every request: host name, API key, and origin; and whose request it is.
 
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::http::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
     ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_REQUEST_HEADERS, AUTHORIZATION, HOST, ORIGIN, VARY,
@@ -13,9 +13,11 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use subtle::ConstantTimeEq;
 
+use super::connections::Connection;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::origins::Cors;
+use crate::turns::CLIENT_HEADER;
 
 /// Paths that need no key.
 fn is_public(path: &str) -> bool {
@@ -100,6 +102,19 @@ fn is_foreign(request: &Request) -> bool {
     let authority = request.uri().authority().map(Authority::as_str);
     let host = authority.or_else(|| headers.get("host").and_then(|host| host.to_str().ok())).unwrap_or_default();
     origin.split_once("://").is_none_or(|(_, own)| !own.eq_ignore_ascii_case(host))
+}
+
+/// Answers a request in its client's turns.
+pub async fn take_turns(
+    State(app): State<Arc<App>>,
+    Extension(connection): Extension<Arc<Connection>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let is_of_router = app.settings.http.socket_on_stdin.0;
+    let named = request.headers().get(CLIENT_HEADER).filter(|_| is_of_router);
+    let named = named.and_then(|address| address.to_str().ok()?.parse().ok());
+    app.turns.follow(named.unwrap_or(connection.peer), next.run(request)).await
 }
 
 #[cfg(test)]

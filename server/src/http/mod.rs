@@ -1,26 +1,35 @@
-//! HTTP: connections, checks of requests, turns of clients, streams. Here are bodies: JSON of bounded size, in bounded
+//! HTTP: connections, checks of requests, streams. Here are bodies: JSON of bounded size, in bounded
 //! time, in memory that is counted, whatever their content type is.
 
 pub mod connections;
 pub mod guard;
 pub mod stream;
-pub mod turns;
 
 use std::sync::Arc;
 
 use axum::extract::{FromRequest, Request};
 use futures_util::StreamExt;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::app::App;
+use super::backend::Backend;
 use super::error::ApiError;
 use super::held::{Held, check_media, cost};
-use super::json::remove_nulls;
+use super::json::{Fields, remove_nulls};
 use connections::Exchange;
 
 /// A JSON object, whose null fields count as absent at every level, and the memory accounted to the request.
 #[derive(Debug)]
-pub struct Body(pub Map<String, Value>, pub Held);
+pub struct Body(pub Fields, pub Held);
+
+/// A request for the loaded model.
+pub struct Asked {
+    pub app: Arc<App>,
+    pub backend: Arc<Backend>,
+    pub body: Fields,
+    /// Memory accounted to the request.
+    pub held: Held,
+}
 
 /// Any JSON.
 #[derive(Debug)]
@@ -73,7 +82,7 @@ impl FromRequest<Arc<App>> for AnyBody {
             return Ok(Self(Value::Null, held));
         }
         // Tokenizers other than BPE (2) and WordPiece (3) start from single characters.
-        let by_letters = app.loaded.get().is_some_and(|loaded| !matches!(loaded.model.vocab_type(), 2 | 3));
+        let by_letters = app.backend.get().is_some_and(|backend| !matches!(backend.model.vocab_type(), 2 | 3));
         held.grow_to(app.work(|| cost(&bytes, by_letters)).await).await?;
         // serde_json bounds the depth.
         let value = app.work(|| serde_json::from_slice(&bytes)).await;
@@ -102,5 +111,14 @@ impl FromRequest<Arc<App>> for Body {
             Value::Null => Err(ApiError::invalid("the request has no body; a JSON object is expected")),
             _ => Err(ApiError::invalid("the body must be a JSON object")),
         }
+    }
+}
+
+impl FromRequest<Arc<App>> for Asked {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        let Body(body, held) = Body::from_request(request, app).await?;
+        Ok(Self { app: Arc::clone(app), backend: Arc::clone(app.backend()?), body, held })
     }
 }

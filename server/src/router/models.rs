@@ -17,9 +17,10 @@ use tokio::sync::{Mutex as Turn, Notify, OwnedMutexGuard, Semaphore, broadcast, 
 use super::list::{self, Entry};
 use super::presets::Presets;
 use super::{Given, process, watch};
-use crate::api::{openai::random_id, params::shortened};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::ids::random_id;
+use crate::json::shortened;
 use crate::lock;
 use hobbit_common::signals;
 use hobbit_programs::log::{Level, Log};

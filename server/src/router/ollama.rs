@@ -20,10 +20,10 @@ use super::list::Entry;
 use super::models::Models;
 use super::named;
 use crate::api::ollama::{Plain, date, unloads};
-use crate::api::openai::now;
-use crate::api::{self, Fields};
 use crate::error::ApiError;
 use crate::http;
+use crate::ids::now;
+use crate::json::{self, Fields};
 use hobbit_common::exit::in_words;
 use hobbit_common::hub::{Source, Witness};
 use hobbit_programs::download;
@@ -137,7 +137,7 @@ pub async fn remove(State(models): State<Arc<Models>>, request: Request) -> Resu
 pub async fn pull(State(models): State<Arc<Models>>, request: Request) -> Result<Response, Plain> {
     let body = changing(&models, request).await?;
     let name = named(&body)?;
-    let streams = api::boolean(&body, "stream")?.unwrap_or(true);
+    let streams = json::boolean(&body, "stream")?.unwrap_or(true);
     let repo = ["hf.co/", "huggingface.co/"].iter().find_map(|host| name.strip_prefix(host)).unwrap_or(name);
     let source = Source::repo(repo.strip_suffix(":latest").unwrap_or(repo), None).map_err(ApiError::invalid)?;
     let turn = Arc::clone(&models.pulling).try_acquire_owned();

@@ -24,8 +24,8 @@ use super::ollama::{Stay, unloaded};
 use crate::api::ollama::Plain;
 use crate::error::ApiError;
 use crate::http;
-use crate::http::turns::{self, CLIENT_HEADER};
 use crate::record;
+use crate::turns::{self, CLIENT_HEADER};
 
 /// The part of a body or query that the router reads.
 #[derive(Debug, Default, Deserialize)]

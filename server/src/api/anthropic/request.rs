@@ -2,10 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::api::documents::{closing, opening};
-use crate::api::params::shortened;
-use crate::api::{Fields, get, list, object};
 use crate::error::ApiError;
+use crate::json::{Fields, get, list, object, shortened};
+use crate::request::documents::{closing, opening};
 
 /// Default maximum of tokens.
 const MAX_TOKENS: u64 = 4096;

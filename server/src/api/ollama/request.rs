@@ -2,9 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::api::{Fields, get, list, object, text};
 use crate::error::ApiError;
-use crate::json::integer;
+use crate::json::{Fields, get, integer, list, object, text};
 
 /// Options whose names are llama-server's. Others concern the loading of a model.
 const OPTIONS: &str = "\

@@ -1,10 +1,10 @@
 //! The items of a response, as its deltas come.
 
-use hobbit::engine::ChatDelta;
 use serde_json::{Value, json};
 
-use crate::api::openai::random_id;
-use crate::api::params::merge;
+use crate::ids::random_id;
+use crate::json::merge;
+use crate::request::chat::reply::ChatDelta;
 
 /// The kind of an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -173,7 +173,7 @@ impl Items {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hobbit::engine::ToolCallDelta;
+    use crate::request::chat::reply::ToolCallDelta;
 
     fn call(id: &str, name: &str, arguments: &str) -> ChatDelta {
         let [id, name, arguments] = [id, name, arguments].map(str::to_owned);

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::api::params::shortened;
-use crate::api::{Fields, documents, get, text};
 use crate::error::ApiError;
+use crate::json::{Fields, get, shortened, text};
+use crate::request::documents;
 
 /// The request as a chat completion, after the messages `previous`. Fields that both have stay as they are.
 ///

@@ -7,17 +7,21 @@ use hobbit::options::Token;
 use serde_json::Value;
 
 use super::params;
-use super::{Fields, get, text};
 use crate::app::App;
 use crate::error::ApiError;
-use crate::json::integer;
+use crate::json::{Fields, get, integer, text};
 
 /// The tokens of each prompt, shared by all its answers.
 pub type Prompts = Vec<Arc<[Token]>>;
 
+/// The `prompt` of a request.
+pub fn given(body: &Fields) -> Result<&Value, ApiError> {
+    get(body, "prompt").ok_or_else(|| ApiError::invalid("\"prompt\" is required"))
+}
+
 /// The prompts of a request: one, or a list.
 pub fn prompts(value: &Value, body: &Fields, app: &App) -> Result<Prompts, ApiError> {
-    let model = &app.loaded()?.model;
+    let model = &app.backend()?.model;
     let n_answers = params::n_answers(body, app)?;
     let prompts = each(value);
     if prompts.is_empty() {
@@ -25,7 +29,7 @@ pub fn prompts(value: &Value, body: &Fields, app: &App) -> Result<Prompts, ApiEr
     }
     check(prompts.len().saturating_mul(n_answers), app)?;
     check_parts(prompts.iter().map(n_texts).sum())?;
-    prompts.iter().map(|own| Ok(one(own, model)?.into())).collect()
+    prompts.iter().map(|prompt| Ok(one(prompt, model)?.into())).collect()
 }
 
 /// Each prompt: a list with tokens is one, a list of texts is several.
@@ -121,8 +125,8 @@ pub fn encode(model: &Model, text: &str, adds_special: bool, parses_special: boo
 
 /// The prompt for a text with a gap before `suffix`.
 pub fn gap(app: &App, body: &Fields, suffix: &[Token]) -> Result<Vec<Token>, ApiError> {
-    let loaded = app.loaded()?;
-    let model = &loaded.model;
+    let backend = app.backend()?;
+    let model = &backend.model;
     let special = model.special_tokens();
     let (Some(prefix_token), Some(suffix_token), Some(middle_token)) =
         (special.fim_prefix, special.fim_suffix, special.fim_middle)
@@ -170,10 +174,10 @@ pub fn gap(app: &App, body: &Fields, suffix: &[Token]) -> Result<Vec<Token>, Api
         extra.extend(plain("filename\n")?);
     }
     // As llama-server divides a batch: the text nearest to the gap is kept.
-    let n_prefix = prefix.len().min(3 * (loaded.n_batch / 4));
-    let n_suffix = suffix.len().min((loaded.n_batch / 4).saturating_sub(2 + prompt.len()));
-    let n_predict = get(body, "n_predict").and_then(integer).unwrap_or(0).clamp(0, loaded.n_ctx as i64) as usize;
-    let n_extra = extra.len().min(loaded.n_ctx.saturating_sub(loaded.n_batch + 2 * n_predict));
+    let n_prefix = prefix.len().min(3 * (backend.n_batch / 4));
+    let n_suffix = suffix.len().min((backend.n_batch / 4).saturating_sub(2 + prompt.len()));
+    let n_predict = get(body, "n_predict").and_then(integer).unwrap_or(0).clamp(0, backend.n_ctx as i64) as usize;
+    let n_extra = extra.len().min(backend.n_ctx.saturating_sub(backend.n_batch + 2 * n_predict));
     let before = [&[prefix_token], &prefix[prefix.len() - n_prefix..], &prompt].concat();
     let after = [&[suffix_token], &suffix[..n_suffix]].concat();
     let mut all = extra[extra.len() - n_extra..].to_vec();

@@ -7,14 +7,9 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, Weak};
 
-use axum::extract::{Extension, Request, State};
 use axum::http::header::HeaderName;
-use axum::middleware::Next;
-use axum::response::Response;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::connections::Connection;
-use crate::app::App;
 use crate::lock;
 
 /// Requests processed at once: the engine needs the cores, too.
@@ -74,8 +69,8 @@ impl Turns {
     fn client(self: &Arc<Self>, address: IpAddr) -> Arc<Client> {
         // A customer of a provider has a network of 64 bits.
         let address = match address.to_canonical() {
-            IpAddr::V6(own) => Ipv6Addr::from_bits(own.to_bits() & !u128::from(u64::MAX)).into(),
-            own => own,
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+            address => address,
         };
         let mut clients = lock(&self.clients);
         if let Some(known) = clients.get(&address).and_then(Weak::upgrade) {
@@ -91,6 +86,11 @@ impl Turns {
         });
         clients.insert(address, Arc::downgrade(&client));
         client
+    }
+
+    /// Answers a request of the client at `address`.
+    pub async fn follow<T>(self: &Arc<Self>, address: IpAddr, answer: impl Future<Output = T>) -> T {
+        CLIENT.scope(self.client(address), answer).await
     }
 
     /// Runs work in its client's turn, while another thread serves connections.
@@ -148,20 +148,6 @@ impl Drop for Taken {
     fn drop(&mut self) {
         drop(PLACE.take());
     }
-}
-
-/// Notes the client of a request.
-pub async fn follow(
-    State(app): State<Arc<App>>,
-    Extension(connection): Extension<Arc<Connection>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let is_of_router = app.settings.http.socket_on_stdin.0;
-    let named = request.headers().get(CLIENT_HEADER).filter(|_| is_of_router);
-    let named = named.and_then(|address| address.to_str().ok()?.parse().ok());
-    let client = app.turns.client(named.unwrap_or(connection.peer));
-    CLIENT.scope(client, next.run(request)).await
 }
 
 /// The address of the current task's client.

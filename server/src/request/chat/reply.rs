@@ -1,12 +1,11 @@
 //! Parses the model's output by the chat template's format: content, reasoning, tool calls.
 
-use hobbit::engine::{ChatDelta, ChatPrompt, ChatStream, ToolCall, ToolCallDelta};
+pub use hobbit::engine::{ChatDelta, ToolCall, ToolCallDelta};
+use hobbit::engine::{ChatPrompt, ChatStream};
 use serde::de::IgnoredAny;
-use serde_json::{Value, json};
 
-use crate::api::openai::call_id;
 use crate::error::ApiError;
-use crate::http::stream::Whole;
+use crate::ids::call_id;
 use crate::job::Stop;
 
 /// Parses an answer as it arrives.
@@ -58,6 +57,13 @@ impl Reader {
         deltas
     }
 
+    /// Ends a complete answer: the message that a stream sends piece by piece.
+    pub fn message(&mut self, text: &str, stop: &Stop) -> Message {
+        let mut message = Message::default();
+        self.finish(text, stop).iter().for_each(|delta| message.add(delta));
+        message
+    }
+
     /// The call within which a stop text ended the answer. A stream may have sent its beginning; it is no call.
     pub fn cut(&self) -> Option<usize> {
         self.cut
@@ -104,23 +110,9 @@ pub struct Message {
     pub content: String,
     pub reasoning: String,
     pub calls: Vec<ToolCall>,
-    /// A stop text ended the answer within a call, which is left out.
-    pub is_cut: bool,
 }
 
 impl Message {
-    /// Parses a complete generation into the message that a stream sends piece by piece.
-    ///
-    /// # Errors
-    /// A message to continue that does not follow the template's format.
-    pub fn of(prompt: &ChatPrompt, whole: &Whole) -> Result<Self, ApiError> {
-        let mut message = Self::default();
-        let mut reader = Reader::new(prompt)?;
-        reader.finish(&whole.text, &whole.done.stop).iter().for_each(|delta| message.add(delta));
-        message.is_cut = reader.cut().is_some();
-        Ok(message)
-    }
-
     /// Appends a delta.
     pub fn add(&mut self, delta: &ChatDelta) {
         match delta {
@@ -130,48 +122,12 @@ impl Message {
                 if self.calls.len() <= call.index {
                     self.calls.resize_with(call.index + 1, ToolCall::default);
                 }
-                let own = &mut self.calls[call.index];
+                let known = &mut self.calls[call.index];
                 if !call.name.is_empty() {
-                    (own.id, own.name) = (call.id.clone(), call.name.clone());
+                    (known.id, known.name) = (call.id.clone(), call.name.clone());
                 }
-                own.arguments.push_str(&call.arguments);
+                known.arguments.push_str(&call.arguments);
             }
-        }
-    }
-
-    /// The message in OpenAI's form.
-    pub fn json(&self) -> Value {
-        let mut value = json!({"role": "assistant", "content": self.content});
-        if !self.reasoning.is_empty() {
-            value["reasoning_content"] = json!(self.reasoning);
-        }
-        if !self.calls.is_empty() {
-            let call = |call: &ToolCall| {
-                json!({
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                    "id": call.id,
-                })
-            };
-            value["tool_calls"] = self.calls.iter().map(call).collect();
-        }
-        value
-    }
-}
-
-/// A delta in OpenAI's form.
-pub fn delta_json(delta: &ChatDelta) -> Value {
-    match delta {
-        ChatDelta::Reasoning(text) => json!({"reasoning_content": text}),
-        ChatDelta::Content(text) => json!({"content": text}),
-        ChatDelta::ToolCall(call) => {
-            let mut own = json!({"index": call.index, "function": {}});
-            if !call.name.is_empty() {
-                (own["id"], own["type"]) = (json!(call.id), json!("function"));
-                own["function"]["name"] = json!(call.name);
-            }
-            own["function"]["arguments"] = json!(call.arguments);
-            json!({"tool_calls": [own]})
         }
     }
 }
@@ -196,41 +152,5 @@ mod tests {
         let content = ChatDelta::Content("x".to_owned());
         assert_eq!(settle(&mut held, vec![content.clone()]), [call(1, "stop", ""), content]);
         assert_eq!(held, None);
-    }
-
-    #[test]
-    fn pieces_make_a_message() {
-        let mut message = Message::default();
-        for delta in [
-            ChatDelta::Reasoning("hm".to_owned()),
-            ChatDelta::Content("J".to_owned()),
-            ChatDelta::Content("a".to_owned()),
-            call(0, "get", "{\"a\""),
-            call(0, "", ":1}"),
-        ] {
-            message.add(&delta);
-        }
-        assert_eq!(
-            message.json(),
-            json!({
-                "role": "assistant", "content": "Ja", "reasoning_content": "hm",
-                "tool_calls": [
-                    {"type": "function", "function": {"name": "get", "arguments": "{\"a\":1}"}, "id": "id0"},
-                ],
-            })
-        );
-        assert_eq!(Message::default().json(), json!({"role": "assistant", "content": ""}));
-    }
-
-    #[test]
-    fn pieces_in_openai_form() {
-        assert_eq!(delta_json(&ChatDelta::Content("x".to_owned())), json!({"content": "x"}));
-        let function = json!({"name": "get", "arguments": "{"});
-        let first = json!({"index": 1, "id": "id1", "type": "function", "function": function});
-        assert_eq!(delta_json(&call(1, "get", "{")), json!({"tool_calls": [first]}));
-        assert_eq!(
-            delta_json(&call(1, "", "}")),
-            json!({"tool_calls": [{"index": 1, "function": {"arguments": "}"}}]})
-        );
     }
 }

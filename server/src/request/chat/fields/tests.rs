@@ -1,7 +1,7 @@
 //! Literal requests.
 
 use super::*;
-use crate::api::media;
+use crate::request::media;
 
 fn read_with(body: Value, change: impl FnOnce(&mut Defaults)) -> Result<Request, ApiError> {
     let reasoning = Reasoning { budget: Some(7), ..Reasoning::default() };

@@ -6,7 +6,8 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use hobbit::engine::{Chunks, Encoder, Media, MediaError, MediaPrompt};
 use serde_json::Value;
 
-use crate::app::{App, Loaded};
+use crate::app::App;
+use crate::backend::Backend;
 use crate::error::ApiError;
 use crate::held::Held;
 
@@ -65,11 +66,11 @@ pub fn decoded(data: &str, what: &str) -> Result<Vec<u8>, ApiError> {
 /// be opened any more.
 pub async fn read(
     app: &App,
-    loaded: &Loaded,
+    backend: &Backend,
     files: Vec<Vec<u8>>,
     held: &Held,
 ) -> Result<(Vec<Media>, Option<Encoder>), ApiError> {
-    let Some((projector, _)) = loaded.projector.as_ref().filter(|_| !files.is_empty()) else {
+    let Some((projector, _)) = backend.projector.as_ref().filter(|_| !files.is_empty()) else {
         return Ok((Vec::new(), None));
     };
     let _turn = app.memory.media_turn().await?;
@@ -79,8 +80,8 @@ pub async fn read(
     for file in files {
         let read: Media = app.work(|| projector.read(&file)).await.map_err(invalid)?;
         (n_tokens, n_bytes) = (n_tokens + read.n_tokens(), n_bytes + read.n_bytes());
-        if n_tokens >= loaded.n_ctx {
-            return Err(ApiError::exceeds_context(n_tokens, loaded.n_ctx, loaded.model.info().n_ctx_train as usize));
+        if n_tokens >= backend.n_ctx {
+            return Err(ApiError::exceeds_context(n_tokens, backend.n_ctx, backend.model.info().n_ctx_train as usize));
         }
         held.grow_to(file_bytes + n_bytes).await?;
         media.push(read);
@@ -92,11 +93,11 @@ pub async fn read(
 ///
 /// # Errors
 /// A text that the vocabulary cannot encode.
-pub fn tokens(loaded: &Loaded, text: &str, media: &[Media]) -> Result<MediaPrompt, ApiError> {
-    match loaded.projector.as_ref().filter(|_| !media.is_empty()) {
+pub fn tokens(backend: &Backend, text: &str, media: &[Media]) -> Result<MediaPrompt, ApiError> {
+    match backend.projector.as_ref().filter(|_| !media.is_empty()) {
         Some((projector, marker)) => projector.prompt(text.as_bytes(), marker, media, true).map_err(invalid),
         None => {
-            let tokens = super::prompts::tokens(&loaded.model, text, true)?;
+            let tokens = super::prompts::tokens(&backend.model, text, true)?;
             Ok(MediaPrompt { tokens, ..MediaPrompt::default() })
         }
     }

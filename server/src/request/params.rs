@@ -1,6 +1,5 @@
 //! Generation parameters, under llama-server's names and OpenAI's.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,12 +7,12 @@ use hobbit::options::{SamplerKind, SamplingOptions, Token, sampler_order};
 use hobbit::{Model, Sampler, SamplerError};
 use serde_json::{Value, json};
 
-use super::{Fields, boolean, get, number, text, texts, whole};
+use super::prompts::{check_parts, encode};
 use crate::adapters;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::job::{Drafting, Generate, Progress, Timings};
-use crate::json::integer;
+use crate::json::{Fields, SHOWN_BYTES_MAX, boolean, get, integer, merge, number, shortened, text, texts, whole};
 
 const MOST: i64 = i32::MAX as i64;
 
@@ -24,8 +23,6 @@ pub struct Params {
     pub stream: bool,
     /// Answers per prompt.
     pub n: usize,
-    /// The server's slots: as many answers are made at once.
-    pub n_slots: usize,
     pub slot: Option<usize>,
     pub cache_prompt: bool,
     pub timings_per_token: bool,
@@ -42,9 +39,8 @@ pub struct Params {
 impl Params {
     /// Reads a request's body. A JSON schema becomes a grammar if the body has no grammar.
     pub fn of(body: &Fields, app: &App) -> Result<Self, ApiError> {
-        let loaded = app.loaded()?;
-        let settings = &app.settings;
-        let model = &loaded.model;
+        let (backend, settings) = (app.backend()?, &app.settings);
+        let model = &backend.model;
         let n_predict = match whole(body, &["n_predict", "max_completion_tokens", "max_tokens"], -1..=MOST)? {
             Some(n) => usize::try_from(n).ok(),
             None => settings.slots.predict.and_then(|n| usize::try_from(n).ok()),
@@ -69,10 +65,10 @@ impl Params {
                 .map(Duration::from_millis),
             n_indent: whole(body, &["n_indent"], 0..=MOST)?.unwrap_or(0) as usize,
             end_reasoning: None,
-            drafting: drafting(body, &loaded.drafting)?,
+            drafting: drafting(body, &backend.drafting)?,
             lora: match get(body, "lora") {
                 Some(list) => adapters::read(list, model.adapters().len())?,
-                None => loaded.adapters.scales(),
+                None => backend.adapters.scales(),
             },
         };
         let slot = whole(body, &["id_slot"], -1..=MOST)?.and_then(|slot| usize::try_from(slot).ok());
@@ -88,7 +84,6 @@ impl Params {
             generate,
             stream: boolean(body, "stream")?.unwrap_or(false),
             n: n_answers(body, app)?,
-            n_slots,
             slot,
             cache_prompt: boolean(body, "cache_prompt")?.unwrap_or(settings.slots.cache_prompt.0),
             timings_per_token: boolean(body, "timings_per_token")?.unwrap_or(false),
@@ -112,7 +107,10 @@ impl Params {
 
     /// Bytes that the candidates of all answers to prompts take until they are sent. A stream sends those of generated
     /// tokens at once.
-    pub fn check_answers(&self, prompts: &[Arc<[Token]>], n_ctx: usize) -> Result<usize, ApiError> {
+    ///
+    /// # Errors
+    /// Too many candidates.
+    pub fn candidate_bytes(&self, prompts: &[Arc<[Token]>], n_ctx: usize) -> Result<usize, ApiError> {
         let n_generated = self.generate.n_predict.map_or(n_ctx, |n| n.min(n_ctx));
         let n_scored = prompts.iter().map(|prompt| prompt.len()).max().filter(|_| self.generate.scores_prompt);
         let n_scored = n_scored.unwrap_or(0).min(n_ctx);
@@ -134,11 +132,11 @@ impl Params {
         self.add_timings(part, &progress.timings);
     }
 
-    /// Bytes that stay in memory while `n_answers` are made.
-    pub fn bytes(&self, n_answers: usize) -> usize {
+    /// Bytes that stay in memory while answers are made, `n_at_once` of them at a time.
+    pub fn bytes(&self, n_at_once: usize) -> usize {
         let sampling = &self.generate.sampling;
         let grammar = sampling.grammar.as_ref().map_or(0, String::len);
-        let samplers = n_answers.min(self.n_slots) * Sampler::bytes(sampling) as usize;
+        let samplers = n_at_once * Sampler::bytes(sampling) as usize;
         sampling.logit_bias.len() * size_of::<(Token, f32)>() + grammar + self.echoed_bytes + samplers
     }
 }
@@ -171,90 +169,90 @@ fn candidates(n_probs: usize, n_tokens: usize, n_answers: usize) -> Result<usize
 }
 
 /// The sampling parameters that are numbers, by llama-server's names.
-fn numbers(own: &mut SamplingOptions) -> [(&'static str, &mut f32); 18] {
+fn numbers(options: &mut SamplingOptions) -> [(&'static str, &mut f32); 18] {
     [
-        ("temperature", &mut own.temp),
-        ("dynatemp_range", &mut own.dynatemp_range),
-        ("dynatemp_exponent", &mut own.dynatemp_exponent),
-        ("top_p", &mut own.top_p),
-        ("min_p", &mut own.min_p),
-        ("top_n_sigma", &mut own.top_n_sigma),
-        ("xtc_probability", &mut own.xtc.probability),
-        ("xtc_threshold", &mut own.xtc.threshold),
-        ("typical_p", &mut own.typical_p),
-        ("repeat_penalty", &mut own.repeat_penalty),
-        ("presence_penalty", &mut own.presence_penalty),
-        ("frequency_penalty", &mut own.frequency_penalty),
-        ("dry_multiplier", &mut own.dry.multiplier),
-        ("dry_base", &mut own.dry.base),
-        ("mirostat_tau", &mut own.mirostat.tau),
-        ("mirostat_eta", &mut own.mirostat.eta),
-        ("adaptive_target", &mut own.adaptive_target),
-        ("adaptive_decay", &mut own.adaptive_decay),
+        ("temperature", &mut options.temp),
+        ("dynatemp_range", &mut options.dynatemp_range),
+        ("dynatemp_exponent", &mut options.dynatemp_exponent),
+        ("top_p", &mut options.top_p),
+        ("min_p", &mut options.min_p),
+        ("top_n_sigma", &mut options.top_n_sigma),
+        ("xtc_probability", &mut options.xtc.probability),
+        ("xtc_threshold", &mut options.xtc.threshold),
+        ("typical_p", &mut options.typical_p),
+        ("repeat_penalty", &mut options.repeat_penalty),
+        ("presence_penalty", &mut options.presence_penalty),
+        ("frequency_penalty", &mut options.frequency_penalty),
+        ("dry_multiplier", &mut options.dry.multiplier),
+        ("dry_base", &mut options.dry.base),
+        ("mirostat_tau", &mut options.mirostat.tau),
+        ("mirostat_eta", &mut options.mirostat.eta),
+        ("adaptive_target", &mut options.adaptive_target),
+        ("adaptive_decay", &mut options.adaptive_decay),
     ]
 }
 
 /// The sampling parameters that are integers, by name and least value.
-fn integers(own: &mut SamplingOptions) -> [(&'static str, i32, &mut i32); 4] {
+fn integers(options: &mut SamplingOptions) -> [(&'static str, i32, &mut i32); 4] {
     [
-        ("top_k", i32::MIN, &mut own.top_k),
-        ("repeat_last_n", -1, &mut own.repeat_last_n),
-        ("dry_allowed_length", 0, &mut own.dry.allowed_length),
-        ("dry_penalty_last_n", -1, &mut own.dry.penalty_last_n),
+        ("top_k", i32::MIN, &mut options.top_k),
+        ("repeat_last_n", -1, &mut options.repeat_last_n),
+        ("dry_allowed_length", 0, &mut options.dry.allowed_length),
+        ("dry_penalty_last_n", -1, &mut options.dry.penalty_last_n),
     ]
 }
 
 fn sampling(body: &Fields, defaults: &SamplingOptions, model: &Model) -> Result<SamplingOptions, ApiError> {
-    let mut own = defaults.clone();
-    for (name, into) in numbers(&mut own) {
+    let mut options = defaults.clone();
+    for (name, into) in numbers(&mut options) {
         *into = number(body, name)?.unwrap_or(*into);
     }
-    own.temp = own.temp.max(0.0);
-    for unit in [&mut own.top_p, &mut own.min_p, &mut own.xtc.probability, &mut own.xtc.threshold] {
+    options.temp = options.temp.max(0.0);
+    for unit in [&mut options.top_p, &mut options.min_p, &mut options.xtc.probability, &mut options.xtc.threshold] {
         *unit = unit.clamp(0.0, 1.0);
     }
-    for (name, low, into) in integers(&mut own) {
+    for (name, low, into) in integers(&mut options) {
         *into = whole(body, &[name], low.into()..=MOST)?.map_or(*into, |value| value as i32);
     }
     if let Some(version) = whole(body, &["mirostat"], i64::from(i32::MIN)..=MOST)? {
-        own.mirostat.version = version.clamp(0, 2) as u8;
+        options.mirostat.version = version.clamp(0, 2) as u8;
     }
     if let Some(n) = whole(body, &["min_keep"], 0..=MOST)? {
-        own.min_keep = n as u32;
+        options.min_keep = n as u32;
     }
     if let Some(given) = get(body, "seed") {
-        own.seed = seed(given).ok_or_else(|| ApiError::field("seed", "expected a whole number"))?;
+        options.seed = seed(given).ok_or_else(|| ApiError::field("seed", "expected a whole number"))?;
     }
     if let Some(breakers) = texts(body, "dry_sequence_breakers")? {
         check_texts("dry_sequence_breakers", &breakers)?;
         if breakers.is_empty() {
             return Err(ApiError::invalid("Error: dry_sequence_breakers must be a non-empty array of strings"));
         }
-        own.dry.sequence_breakers = breakers;
+        options.dry.sequence_breakers = breakers;
     }
     if let Some(given) = get(body, "samplers") {
         let samplers: Result<_, _> = match given {
             Value::String(letters) => letters.chars().map(SamplerKind::from_letter).collect(),
             _ => sampler_order(&texts(body, "samplers")?.unwrap_or_default().join(";")),
         };
-        own.samplers = samplers.map_err(|error| ApiError::field("samplers", error))?;
+        options.samplers = samplers.map_err(|error| ApiError::field("samplers", error))?;
     }
-    own.ignore_eos = boolean(body, "ignore_eos")?.unwrap_or(own.ignore_eos);
-    own.logit_bias.extend(logit_bias(body, model)?);
-    own.keep_logits = get(body, "n_probs").and_then(integer).is_some_and(|n| n > 0);
+    options.ignore_eos = boolean(body, "ignore_eos")?.unwrap_or(options.ignore_eos);
+    options.logit_bias.extend(logit_bias(body, model)?);
+    options.keep_logits = get(body, "n_probs").and_then(integer).is_some_and(|n| n > 0);
     let grammar = text(body, "grammar")?.filter(|grammar| !grammar.is_empty());
     match (grammar, get(body, "json_schema")) {
-        (Some(grammar), _) => own.grammar = Some(grammar.to_owned()),
+        (Some(grammar), _) => options.grammar = Some(grammar.to_owned()),
         (None, Some(schema)) => {
             let made = Sampler::json_schema_to_grammar(&schema.to_string());
-            own.grammar = Some(made.map_err(|error| match error {
+            options.grammar = Some(made.map_err(|error| match error {
                 SamplerError::Busy(_) => ApiError::busy(error),
                 error => ApiError::field("json_schema", error),
             })?);
         }
         (None, None) => {}
     }
-    Ok(own)
+    Ok(options)
 }
 
 /// The last 32 bits of a seed, which may have 64; -1 stands for a random one.
@@ -334,8 +332,8 @@ fn logit_bias(body: &Fields, model: &Model) -> Result<Vec<(Token, f32)>, ApiErro
         match token {
             Err(text) => {
                 n_texts += 1;
-                super::prompts::check_parts(n_texts)?;
-                let tokens = super::prompts::encode(model, text, false, false)?;
+                check_parts(n_texts)?;
+                let tokens = encode(model, text, false, false)?;
                 all.extend(tokens.into_iter().map(|token| (token, bias)));
             }
             // Tokens outside the vocabulary are ignored.
@@ -368,41 +366,29 @@ fn logit_bias(body: &Fields, model: &Model) -> Result<Vec<(Token, f32)>, ApiErro
 /// Maximum list entries that an answer repeats.
 const SHOWN_ITEMS_MAX: usize = 512;
 
-/// Maximum bytes of a text that an answer repeats.
-pub const SHOWN_BYTES_MAX: usize = 16 << 10;
-
-/// A text as answers repeat it, cut to that length.
-pub fn shortened(text: &str) -> Cow<'_, str> {
-    if text.len() <= SHOWN_BYTES_MAX {
-        return text.into();
-    }
-    let shown = &text[..text.floor_char_boundary(SHOWN_BYTES_MAX)];
-    format!("{shown}… [truncated, {} bytes]", text.len()).into()
-}
-
 /// Generation settings as llama-server shows them; `is_whole` adds the fields that /props and /slots leave out. Long
 /// values are cut and named in `truncated`.
 pub fn shown(generate: &Generate, model: &Model, stream: bool, timings_per_token: bool, is_whole: bool) -> Value {
-    let mut own = SamplingOptions::clone(&generate.sampling);
+    let mut options = SamplingOptions::clone(&generate.sampling);
     let n_predict = generate.n_predict.map_or(-1, |n| n as i64);
     let mut value = json!({"seed": generate.seed});
-    numbers(&mut own).into_iter().for_each(|(name, number)| value[name] = json!(number));
-    integers(&mut own).into_iter().for_each(|(name, _, number)| value[name] = json!(number));
+    numbers(&mut options).into_iter().for_each(|(name, number)| value[name] = json!(number));
+    integers(&mut options).into_iter().for_each(|(name, _, number)| value[name] = json!(number));
     let more = json!({
-        "mirostat": own.mirostat.version,
+        "mirostat": options.mirostat.version,
         "max_tokens": n_predict,
         "n_predict": n_predict,
         "n_keep": generate.n_keep,
         "n_discard": generate.n_discard,
-        "ignore_eos": own.ignore_eos,
+        "ignore_eos": options.ignore_eos,
         "stream": stream,
         "n_probs": generate.n_probs,
-        "min_keep": own.min_keep,
+        "min_keep": options.min_keep,
         "chat_format": "Content-only",
         "reasoning_format": "none",
         "reasoning_in_content": false,
         "generation_prompt": "",
-        "samplers": own.samplers.iter().map(|kind| kind.name()).collect::<Vec<_>>(),
+        "samplers": options.samplers.iter().map(|kind| kind.name()).collect::<Vec<_>>(),
         "speculative.types": *generate.drafting.types,
         "speculative.n_max": generate.drafting.n_max,
         "speculative.n_min": generate.drafting.n_min,
@@ -416,34 +402,28 @@ pub fn shown(generate: &Generate, model: &Model, stream: bool, timings_per_token
     if !is_whole {
         return value;
     }
-    let ends = (0..model.n_vocab() as Token).filter(|token| own.ignore_eos && model.is_eog(*token));
+    let ends = (0..model.n_vocab() as Token).filter(|token| options.ignore_eos && model.is_eog(*token));
     let ends = ends.map(|token| (token, f32::NEG_INFINITY));
-    let bias = own.logit_bias.iter().copied().chain(ends).take(SHOWN_ITEMS_MAX);
+    let bias = options.logit_bias.iter().copied().chain(ends).take(SHOWN_ITEMS_MAX);
     let bias: Vec<Value> = bias.map(|(token, bias)| json!({"token": token, "bias": bias})).collect();
-    let grammar = own.grammar.as_deref().unwrap_or_default();
-    let is_cut = [("logit_bias", own.logit_bias.len() > SHOWN_ITEMS_MAX), ("grammar", grammar.len() > SHOWN_BYTES_MAX)];
+    let grammar = options.grammar.as_deref().unwrap_or_default();
+    let is_cut =
+        [("logit_bias", options.logit_bias.len() > SHOWN_ITEMS_MAX), ("grammar", grammar.len() > SHOWN_BYTES_MAX)];
     let truncated: Vec<&str> = is_cut.iter().filter(|(_, is_cut)| *is_cut).map(|(name, _)| *name).collect();
     let more = json!({
-        "dry_sequence_breakers": own.dry.sequence_breakers,
+        "dry_sequence_breakers": options.dry.sequence_breakers,
         "stop": *generate.stops,
         "logit_bias": bias,
         "grammar": shortened(grammar),
-        "grammar_lazy": own.grammar_lazy,
+        "grammar_lazy": options.grammar_lazy,
         "grammar_triggers": [],
-        "preserved_tokens": own.preserved_tokens,
+        "preserved_tokens": options.preserved_tokens,
     });
     merge(&mut value, more);
     if !truncated.is_empty() {
         value["truncated"] = json!(truncated);
     }
     value
-}
-
-/// Adds the fields of an object to another.
-pub fn merge(into: &mut Value, more: Value) {
-    if let (Value::Object(fields), Value::Object(more)) = (into, more) {
-        fields.extend(more);
-    }
 }
 
 #[cfg(test)]

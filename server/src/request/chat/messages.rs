@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::api::params::shortened;
-use crate::api::{Fields, documents, get, media, text};
 use crate::error::ApiError;
+use crate::json::{Fields, get, shortened, text};
+use crate::request::{documents, media};
 
 /// Checks messages in OpenAI's form, brings them into the form that every template reads, and moves images and sound
 /// to `media`.

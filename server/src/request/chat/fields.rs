@@ -5,8 +5,8 @@ use hobbit::options::{ReasoningBudget, ReasoningFormat};
 use serde_json::{Value, json};
 
 use super::messages::check_messages;
-use crate::api::{Fields, boolean, get, object, text, whole};
 use crate::error::ApiError;
+use crate::json::{Fields, boolean, get, object, text, whole};
 use hobbit_programs::reasoning::{ENABLE_THINKING, REASONING_EFFORT, Reasoning};
 
 /// Default number of candidates with `logprobs`.
