@@ -88,7 +88,7 @@ impl Backend {
 
     /// Whether the model takes images, and sound.
     pub fn takes_media(&self) -> [bool; 2] {
-        self.projector.as_ref().map_or([false; 2], |(own, _)| [own.takes_images(), own.takes_sound()])
+        self.projector.as_ref().map_or([false; 2], |(encoder, _)| [encoder.takes_images(), encoder.takes_sound()])
     }
 }
 

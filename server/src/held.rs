@@ -282,26 +282,26 @@ pub fn check_media(body: &Value) -> Result<(), &'static str> {
     /// `is_content`: within a message's content.
     fn check(value: &Value, is_content: bool) -> Result<(), &'static str> {
         match value {
-            Value::Array(list) => list.iter().try_for_each(|own| check(own, is_content)),
+            Value::Array(list) => list.iter().try_for_each(|value| check(value, is_content)),
             Value::Object(fields) => {
                 // The source of a text document is tokenized.
                 let is_content = is_content && fields.get("type").is_none_or(|kind| kind != "text");
-                fields.iter().try_for_each(|(name, own)| field(name, own, is_content))
+                fields.iter().try_for_each(|(name, value)| field(name, value, is_content))
             }
             _ => Ok(()),
         }
     }
-    fn field(name: &str, own: &Value, is_content: bool) -> Result<(), &'static str> {
-        let is_long = own.as_str().is_some_and(|text| media_bytes(text.as_bytes(), false) > 0);
+    fn field(name: &str, value: &Value, is_content: bool) -> Result<(), &'static str> {
+        let is_long = value.as_str().is_some_and(|text| media_bytes(text.as_bytes(), false) > 0);
         match MEDIA_FIELDS.iter().position(|field| *field == name.as_bytes()) {
             Some(at) if is_long && !is_content => Err(["url", "image_url", "data"][at]),
-            _ => check(own, is_content),
+            _ => check(value, is_content),
         }
     }
     let Value::Object(fields) = body else { return check(body, false) };
-    let of_message = |(name, own): (&String, &Value)| match name.as_str() {
-        "content" | "output" => check(own, true),
-        name => field(name, own, false),
+    let of_message = |(name, value): (&String, &Value)| match name.as_str() {
+        "content" | "output" => check(value, true),
+        name => field(name, value, false),
     };
     fields.iter().try_for_each(|(name, value)| match (name.as_str(), value) {
         ("messages" | "input", Value::Array(messages)) => messages.iter().try_for_each(|message| match message {

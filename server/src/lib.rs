@@ -1,7 +1,8 @@
 //! `hobbit-server`: llama-server's and OpenAI's HTTP interface on hobbit's engine.
 //!
-//! **Two sides.** HTTP ([`http`], [`api`], [`page`]) runs on tokio: it turns requests into jobs ([`job`]) and the
-//! engine's events into answers. The engine thread ([`worker`]) alone owns the session; [`slots`] chooses the
+//! **Two sides.** HTTP ([`http`], [`api`], [`page`]) runs on tokio. A protocol's request becomes a validated one
+//! ([`request`]), which the [`backend`] schedules as jobs ([`job`]); the engine's events become answers. The engine
+//! thread ([`worker`]) alone owns the session; [`slots`] chooses the
 //! sequence for a prompt, [`schedule`] how many prompt tokens are evaluated while others wait for their next token,
 //! [`text`] which text of a token may be shown. Both sides read [`status`]. [`saved`] keeps slots in files.
 //!
@@ -35,6 +36,7 @@ mod turns;
 mod worker;
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -43,7 +45,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use hobbit::engine::{ChatInputs, ChatTemplates};
 use hobbit::options::{FlashAttn, KvType};
-use hobbit::{DeviceKind, Interrupt, Model, ModelOptions, SessionOptions};
+use hobbit::{DeviceKind, Interrupt, Model, SessionOptions};
 use hobbit_core::files::Kind;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::pack::Pack;
@@ -60,7 +62,7 @@ use hobbit_programs::ctrl_c::CtrlC;
 use hobbit_programs::log::{Level, Log};
 use hobbit_programs::{download, media, memory, run, saved};
 use job::{Drafting, Traffic};
-use settings::{Resolved, resolve};
+use settings::{Resolved, Settings, Source, resolve};
 use status::{Status, Totals};
 use worker::{Worker, WorkerOptions};
 
@@ -98,36 +100,30 @@ fn serve(words: impl Iterator<Item = OsString>) -> Result<u8> {
         notes.push(Note::NoEffect { flag: "--sleep-idle-seconds".to_owned(), why });
     }
     download::into(&mut args.run.model, args::verbosity(&args.closing, &args.log))?;
-    let Resolved { settings, model_options, session_options, verbosity, log_file } = resolve(args, &run::Process)?;
+    let Resolved { settings, source, verbosity, log_file } = resolve(args, &run::Process)?;
     if router.models().is_none() {
-        settings::check_model(&settings.model)?;
+        settings::check_model(&source.file)?;
         let written = [("--log-file", &log_file, Kind::Log)];
-        hobbit_programs::resolve::check_outputs(&model_options, &settings.model, &written, &[])?;
+        hobbit_programs::resolve::check_outputs(&source.model_options, &source.file, &written, &[])?;
     }
     let log = Log::new(verbosity, log_file.as_deref())?.in_json(settings.http.log_format == "json");
     if router.models().is_some() {
         let words = argv::normalise(words, &args::grammar(&args::server::command()))?.words;
-        let given = router::Given { args: router, words, places: places?, budget: model_options.budget, verbosity };
-        return log.end(router::serve(given, settings, &session_options, &notes, &log));
+        let given =
+            router::Given { args: router, words, places: places?, budget: source.model_options.budget, verbosity };
+        return log.end(router::serve(given, settings, &source.session_options, &notes, &log));
     }
-    log.end(answer(settings, &model_options, &session_options, &notes, &log))
+    log.end(answer(settings, &source, &notes, &log))
 }
 
 /// Listens, opens the model, and answers until a signal arrives.
-fn answer(
-    settings: settings::Settings,
-    model_options: &ModelOptions,
-    session_options: &SessionOptions,
-    notes: &[Note],
-    log: &Log,
-) -> Result<u8> {
-    let ctrl_c = run::begin(notes, session_options, false, log)?;
+fn answer(settings: Settings, source: &Source, notes: &[Note], log: &Log) -> Result<u8> {
+    let ctrl_c = run::begin(notes, &source.session_options, false, log)?;
     let app = Arc::new(App::new(settings, ids::now()));
     let runtime = runtime(app.settings.http.threads_http)?;
     let listening = runtime.block_on(listen::listen(&app, listen::routes(&app), 1, log))?;
-    let worker = load(&app, model_options, session_options, &ctrl_c, log);
-    let (worker, interrupt) = match worker {
-        Ok(worker) => worker,
+    let (worker, interrupt) = match load(&app, source, &ctrl_c, log) {
+        Ok(loaded) => loaded,
         Err(error) => {
             listening.stop(Duration::ZERO);
             return Err(error);
@@ -176,39 +172,34 @@ fn runtime(n_threads: usize) -> Result<Runtime> {
 }
 
 /// Opens the model and starts the engine's thread. Its evaluation can be interrupted.
-fn load(
-    app: &Arc<App>,
-    model_options: &ModelOptions,
-    session_options: &SessionOptions,
-    ctrl_c: &CtrlC,
-    log: &Log,
-) -> Result<(JoinHandle<()>, Interrupt)> {
+fn load(app: &Arc<App>, source: &Source, ctrl_c: &CtrlC, log: &Log) -> Result<(JoinHandle<()>, Interrupt)> {
     let settings = &app.settings;
-    let mut projector = settings.projector.clone();
-    let model_options = media::reserve(projector.as_mut(), model_options, session_options, log)?;
-    let mut model_options = run::reserve_draft(settings.speculation.as_ref(), model_options, session_options)?;
+    let Source { file, is_demo, speculation, session_options, .. } = source;
+    let mut projector = source.projector.clone();
+    let model_options = media::reserve(projector.as_mut(), &source.model_options, session_options, log)?;
+    let mut model_options = run::reserve_draft(speculation.as_ref(), model_options, session_options)?;
     // The memory of the session is planned before the model is opened. Packs are planned with fused attention.
-    if let Ok(gguf) = Gguf::open(&settings.model)
+    if let Ok(gguf) = Gguf::open(file)
         && !Pack::is_pack(&gguf)
     {
         model_options.expects = attending(&gguf, &model_options.device.rpc, &model_options.expects, None);
     }
     let model_options = &model_options;
-    let model: Model = run::open(&settings.model, settings.is_demo, model_options, log, ctrl_c)?;
+    let model: Model = run::open(file, *is_demo, model_options, log, ctrl_c)?;
     let session_options = &attending(model.gguf(), &model_options.device.rpc, session_options, Some(log));
     let mut session = ctrl_c.during(|| model.session(session_options))?;
     if ctrl_c.was_pressed() {
         return Err(signals::Interrupted.into());
     }
     let projector = media::open(&model, projector.as_ref(), log)?;
-    run::describe(&model, &session, settings.is_demo, model_options, log);
-    if settings.is_demo && model_options.expert_cache == settings::DEMO_CACHE {
+    run::describe(&model, &session, *is_demo, model_options, log);
+    if *is_demo && model_options.expert_cache == settings::DEMO_CACHE {
         log.line(Level::Info, "note: the demo reads experts while it answers: see it work on the server's page");
     }
-    run::speculate(&mut session, settings.speculation.as_ref(), log)?;
-    let drafting = Drafting::new(settings.speculation.as_ref().filter(|_| session.no_speculation().is_none()));
+    run::speculate(&mut session, speculation.as_ref(), log)?;
+    let drafting = Drafting::new(speculation.as_ref().filter(|_| session.no_speculation().is_none()));
     run::warn_of_shift(&session, settings.context.context_shift.0, log);
-    let templates = templates(&model, settings, log)?;
+    let templates = templates(&model, file, settings, log)?;
     let n_ctx_all = session.n_ctx() as usize;
     let n_slots = settings.n_slots;
     let n_ctx = if settings.shares_context { n_ctx_all } else { n_ctx_all / n_slots };
@@ -287,8 +278,8 @@ pub mod fuzzed {
 ///
 /// # Errors
 /// As [`run::templates`]; without Jinja, a template that llama.cpp does not know.
-fn templates(model: &Model, settings: &settings::Settings, log: &Log) -> Result<ChatTemplates> {
-    let templates = run::templates(model, &settings.model, settings.chat.template.chat_template.as_deref())?;
+fn templates(model: &Model, file: &Path, settings: &Settings, log: &Log) -> Result<ChatTemplates> {
+    let templates = run::templates(model, file, settings.chat.template.chat_template.as_deref())?;
     let trial = ChatInputs {
         messages: r#"[{"role": "user", "content": "Hi"}]"#.to_owned(),
         use_jinja: settings.chat.template.jinja.0,
@@ -332,7 +323,7 @@ fn templates(model: &Model, settings: &settings::Settings, log: &Log) -> Result<
 const AGENT_TOKENS: usize = 88 << 10;
 
 /// The number of slots and their context, with advice if it is short and the user did not choose it.
-fn slots_line(settings: &settings::Settings, backend: &Backend) -> String {
+fn slots_line(settings: &Settings, backend: &Backend) -> String {
     let (n_slots, n_ctx) = (settings.n_slots, backend.n_ctx);
     let s = if n_slots == 1 { "" } else { "s" };
     let enough = AGENT_TOKENS.min(backend.model.info().n_ctx_train as usize);

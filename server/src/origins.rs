@@ -28,7 +28,7 @@ impl Hosts {
         name.parse::<Ipv4Addr>().is_ok()
             || name == "localhost"
             || name.ends_with(".localhost")
-            || names.iter().any(|own| own.eq_ignore_ascii_case(&name))
+            || names.iter().any(|allowed| allowed.eq_ignore_ascii_case(&name))
     }
 }
 
@@ -51,7 +51,7 @@ impl Cors {
         match self {
             Self::Off => false,
             Self::Any => true,
-            Self::Origins(origins) => origins.iter().any(|own| own == origin),
+            Self::Origins(origins) => origins.iter().any(|allowed| allowed == origin),
             Self::Localhost => {
                 let host = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
                 let is_port = |rest: &str| {
@@ -61,7 +61,7 @@ impl Cors {
                             .is_some_and(|port| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()))
                 };
                 host.is_some_and(|host| {
-                    ["localhost", "127.0.0.1", "[::1]"].iter().any(|own| host.strip_prefix(own).is_some_and(is_port))
+                    ["localhost", "127.0.0.1", "[::1]"].iter().any(|name| host.strip_prefix(name).is_some_and(is_port))
                 })
             }
         }

@@ -73,16 +73,16 @@ impl Record {
     }
 
     /// A text of the answer is complete.
-    pub fn generated(&self, own: &Timings) {
+    pub fn generated(&self, timings: &Timings) {
         let mut state = lock(&self.state);
         let all = state.timings.get_or_insert_default();
-        all.n_cached += own.n_cached;
-        all.n_prompt += own.n_prompt;
-        all.n_predicted += own.n_predicted;
+        all.n_cached += timings.n_cached;
+        all.n_prompt += timings.n_prompt;
+        all.n_predicted += timings.n_predicted;
         // Texts of a request are made at the same time.
-        all.prompt_ms = all.prompt_ms.max(own.prompt_ms);
-        all.predicted_ms = all.predicted_ms.max(own.predicted_ms);
-        all.traffic.add(&own.traffic, 1.0);
+        all.prompt_ms = all.prompt_ms.max(timings.prompt_ms);
+        all.predicted_ms = all.predicted_ms.max(timings.predicted_ms);
+        all.traffic.add(&timings.traffic, 1.0);
     }
 }
 
@@ -105,15 +105,15 @@ impl Record {
         let status = state.status.map_or_else(|| "-".to_owned(), |status| status.to_string());
         let seconds = |ms: f64| Seconds(ms / 1e3);
         let mut line = format!("{method} {path} {status}");
-        if let Some(own) = &state.timings {
-            line += &format!(": prompt {} tokens ({} cached)", own.n_cached + own.n_prompt, own.n_cached);
-            if own.prompt_ms > 0.0 {
-                line += &format!(" in {}", seconds(own.prompt_ms));
+        if let Some(timings) = &state.timings {
+            line += &format!(": prompt {} tokens ({} cached)", timings.n_cached + timings.n_prompt, timings.n_cached);
+            if timings.prompt_ms > 0.0 {
+                line += &format!(" in {}", seconds(timings.prompt_ms));
             }
-            if own.n_predicted > 0 {
-                line += &format!(", generated {} in {}", own.n_predicted, seconds(own.predicted_ms));
+            if timings.n_predicted > 0 {
+                line += &format!(", generated {} in {}", timings.n_predicted, seconds(timings.predicted_ms));
             }
-            let traffic = &own.traffic;
+            let traffic = &timings.traffic;
             if self.log.shows(Level::More) && traffic.hits + traffic.misses > 0.0 {
                 let rate = Percent(traffic.hits / (traffic.hits + traffic.misses));
                 let per_token = Bytes((traffic.bytes_read / traffic.tokens.max(1.0)) as u64);
@@ -141,8 +141,8 @@ impl Record {
         if let Some(error) = &state.error {
             value["error"] = error.as_str().into();
         }
-        if let Some(own) = &state.timings {
-            value["timings"] = own.json();
+        if let Some(timings) = &state.timings {
+            value["timings"] = timings.json();
         }
         value
     }

@@ -97,8 +97,8 @@ impl Pace {
             self.slowness = calmer.max(seconds / expected);
         }
         let now = Piece { n_tokens: n_tokens as f64, seconds, waited: waited.clamp(0.0, seconds) };
-        let own = &mut self.pieces[bucket(n_tokens)];
-        *own = Some(own.map_or(now, |before| {
+        let piece = &mut self.pieces[bucket(n_tokens)];
+        *piece = Some(piece.map_or(now, |before| {
             // An outlier changes the mean by little.
             let part = (DRIFT * before.seconds / now.seconds).min(1.0);
             Piece {

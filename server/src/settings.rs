@@ -50,21 +50,26 @@ pub struct Settings {
     /// Any slot may use the whole context.
     pub shares_context: bool,
     pub sampling: SamplingOptions,
-    pub speculation: Option<SpeculationOptions>,
     /// Default reasoning for requests that do not choose.
     pub reasoning: Reasoning,
+    pub verbose: bool,
+}
+
+/// The model to load, and how.
+pub struct Source {
+    pub file: PathBuf,
+    pub is_demo: bool,
     /// The encoder of images and sound.
     pub projector: Option<ProjectorOptions>,
-    pub model: PathBuf,
-    pub is_demo: bool,
-    pub verbose: bool,
+    pub speculation: Option<SpeculationOptions>,
+    pub model_options: ModelOptions,
+    pub session_options: SessionOptions,
 }
 
 /// Everything that a run of the server needs.
 pub struct Resolved {
     pub settings: Settings,
-    pub model_options: ModelOptions,
-    pub session_options: SessionOptions,
+    pub source: Source,
     pub verbosity: Verbosity,
     pub log_file: Option<PathBuf>,
 }
@@ -114,7 +119,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         // Pooling needs all tokens of a text in one evaluation.
         session.n_batch = if embeds { session.n_ubatch } else { session.n_batch };
         session.context_shift = false;
-        session.rollback = speculation.as_ref().map_or(0, |own| own.n_max);
+        session.rollback = speculation.as_ref().map_or(0, |drafts| drafts.n_max);
     })?;
     model_options.reserved_bytes = held::reserved(http.max_body);
     let aliases = &mut http.alias;
@@ -132,11 +137,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         n_slots: n_slots as usize,
         shares_context: slots.kv_unified.0 || slots.parallel.is_none(),
         sampling: resolve::sampling(sampling, schema.as_ref(), true, around).context("sampling")?,
-        speculation,
         reasoning: Reasoning::new(reasoning),
-        projector: media.options(&session_options),
-        is_demo,
-        model,
         verbose: log.verbose.0,
         http,
         slots,
@@ -144,7 +145,9 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         context: run.context,
     };
     let verbosity = verbosity(&closing, &log);
-    Ok(Resolved { settings, model_options, session_options, verbosity, log_file: log.log_file })
+    let projector = media.options(&session_options);
+    let source = Source { file: model, is_demo, projector, speculation, model_options, session_options };
+    Ok(Resolved { settings, source, verbosity, log_file: log.log_file })
 }
 
 /// The demo's own values for flags that were not given.

@@ -124,11 +124,11 @@ impl Client {
     /// Too many wait.
     fn slow_turn(&self) -> Result<[OwnedSemaphorePermit; 3], String> {
         let too_many = |n: usize, whose: &str| format!("it takes long, and {n} such schemas and templates{whose} wait");
-        let own = Arc::clone(&self.n_slow).try_acquire_owned();
-        let own = own.map_err(|_| too_many(SLOW_EACH, " of this client"))?;
+        let of_client = Arc::clone(&self.n_slow).try_acquire_owned();
+        let of_client = of_client.map_err(|_| too_many(SLOW_EACH, " of this client"))?;
         let all = Arc::clone(&self.turns.n_slow).try_acquire_owned();
         let all = all.map_err(|_| too_many(SLOW_MAX, ""))?;
-        Ok([tokio::runtime::Handle::current().block_on(self.slow_place()), own, all])
+        Ok([tokio::runtime::Handle::current().block_on(self.slow_place()), of_client, all])
     }
 }
 

@@ -101,7 +101,7 @@ fn is_foreign(request: &Request) -> bool {
     // HTTP/2 has it in the address.
     let authority = request.uri().authority().map(Authority::as_str);
     let host = authority.or_else(|| headers.get("host").and_then(|host| host.to_str().ok())).unwrap_or_default();
-    origin.split_once("://").is_none_or(|(_, own)| !own.eq_ignore_ascii_case(host))
+    origin.split_once("://").is_none_or(|(_, name)| !name.eq_ignore_ascii_case(host))
 }
 
 /// Answers a request in its client's turns.

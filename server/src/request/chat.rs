@@ -36,7 +36,10 @@ pub struct Talk {
 }
 
 impl Talk {
-    /// Reads a request in OpenAI's form, which `body` makes, and hands it to the engine, once per requested answer.
+    /// Reads a request in OpenAI's form, which `body` makes, and schedules it once per requested answer.
+    ///
+    /// # Errors
+    /// An invalid request, or one for more than the server may do.
     pub async fn start(
         app: &App,
         backend: Arc<Backend>,

@@ -40,15 +40,15 @@ pub fn scan(directory: &Path, places: &Places) -> BTreeMap<String, Entry> {
         // A directory with one model gives it its name, as in llama-server, and its projector.
         let mut found = models_in(&below);
         let Some(name) = below.file_name().and_then(|name| name.to_str()) else { continue };
-        if let [own] = &mut found[..] {
-            own.name = name.to_owned();
-            own.projector = projector_in(&below);
+        if let [only] = &mut found[..] {
+            only.name = name.to_owned();
+            only.projector = projector_in(&below);
         } else {
-            found.iter_mut().for_each(|own| own.name = format!("{name}/{}", own.name));
+            found.iter_mut().for_each(|entry| entry.name = format!("{name}/{}", entry.name));
         }
-        found.into_iter().for_each(|own| drop(add(own)));
+        found.into_iter().for_each(|entry| drop(add(entry)));
     }
-    models_in(directory).into_iter().for_each(|own| drop(add(own)));
+    models_in(directory).into_iter().for_each(|entry| drop(add(entry)));
     all
 }
 

@@ -290,12 +290,12 @@ impl Models {
     fn no_room(&self, name: &str) -> ApiError {
         let mut state = lock(&self.state);
         let mut holds = Vec::new();
-        for (own, running) in &mut state.running {
+        for (holder, running) in &mut state.running {
             let does = match running.address {
                 None => "is loading".to_owned(),
                 Some(_) => format!("has {} running requests", running.n_requests),
             };
-            holds.push(format!("'{own}' {does}"));
+            holds.push(format!("'{holder}' {does}"));
             if running.leaves_for.take_if(|other| other == name).is_some() && running.n_requests > 0 {
                 running.is_leaving = false;
             }
@@ -348,8 +348,8 @@ impl Models {
         let (socket, address) = bound.map_err(|error| ApiError::server(format!("no port for '{name}': {error}")))?;
         let command = process::command(&self.program, &self.presets.of(&name), &self.flags, &entry, &key, socket);
         let id = self.begin(&name, key);
-        let (models, own) = (Arc::clone(&self), name.clone());
-        let attend = move || process::attend(&models, &own, id, command);
+        let (models, attended) = (Arc::clone(&self), name.clone());
+        let attend = move || process::attend(&models, &attended, id, command);
         if let Err(error) = std::thread::Builder::new().name("model".to_owned()).spawn(attend) {
             self.ended(&name, error.to_string(), None);
         }
@@ -376,7 +376,8 @@ impl Models {
             None => {}
         }
         if !state.running.values().any(|running| running.is_leaving) {
-            let oldest = state.running.iter_mut().min_by_key(|(_, own)| (own.n_requests > 0, own.last_used));
+            let oldest =
+                state.running.iter_mut().min_by_key(|(_, running)| (running.n_requests > 0, running.last_used));
             if let Some((oldest, running)) = oldest {
                 (running.is_leaving, running.leaves_for) = (true, Some(name.to_owned()));
                 self.end_if_idle(oldest, running);
@@ -424,7 +425,7 @@ impl Models {
         let patience = self.app.settings.http.shutdown_grace + PATIENCE;
         self.runtime.spawn(async move {
             tokio::time::sleep(patience).await;
-            models.signal(libc::SIGKILL, |own, running| own == name && running.id == id);
+            models.signal(libc::SIGKILL, |of, running| of == name && running.id == id);
         });
     }
 
@@ -470,7 +471,7 @@ impl Models {
     /// Kills the process `id` of a model, which does not answer.
     pub fn kill(&self, name: &str, id: u64, why: String) {
         self.change(name, id, None, |running| running.fault = Some(why));
-        self.signal(libc::SIGKILL, |own, running| own == name && running.id == id);
+        self.signal(libc::SIGKILL, |of, running| of == name && running.id == id);
     }
 
     /// The process may be gone: it gets no signals any more.

@@ -53,11 +53,11 @@ pub async fn tags(State(models): State<Arc<Models>>) -> Json<Value> {
 pub async fn running(State(models): State<Arc<Models>>) -> Json<Value> {
     let idle = u64::try_from(models.given.args.sleep_idle_seconds).ok();
     let loaded = models.loaded().into_iter().filter_map(|(name, unused)| {
-        let mut own = described(&models.find(&name).ok()?);
+        let mut model = described(&models.find(&name).ok()?);
         let left = idle.map(|idle| date(now() + idle.saturating_sub(unused.as_secs())));
-        own["expires_at"] = left.unwrap_or_else(|| "9999-12-31T23:59:59Z".to_owned()).into();
-        own["size_vram"] = 0.into();
-        Some(own)
+        model["expires_at"] = left.unwrap_or_else(|| "9999-12-31T23:59:59Z".to_owned()).into();
+        model["size_vram"] = 0.into();
+        Some(model)
     });
     Json(json!({"models": loaded.collect::<Vec<_>>()}))
 }

@@ -154,7 +154,7 @@ fn preset(name: &str, settings: BTreeMap<String, Option<String>>, grammar: &Gram
             let (flag, value) = text.split_once('=').unwrap_or((text, ""));
             match flag.trim_start_matches('-') {
                 "model" if name != ALL => preset.file = Some(value.into()),
-                own if own == "model" || OWN.contains(&own) => bail!("'{key}' is no setting of this section"),
+                flag if flag == "model" || OWN.contains(&flag) => bail!("'{key}' is no setting of this section"),
                 _ => preset.words.push(word),
             }
         }

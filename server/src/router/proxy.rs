@@ -98,8 +98,8 @@ async fn pass_on(models: &Arc<Models>, request: Request) -> Result<Response, Api
     }
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     let mut inner = Request::builder().method(method).uri(format!("http://{}{path}", lease.address));
-    if let Some(own) = inner.headers_mut() {
-        *own = headers;
+    if let Some(empty) = inner.headers_mut() {
+        *empty = headers;
     }
     let inner = inner.body(Body::from(bytes)).map_err(|error| ApiError::invalid(error.to_string()))?;
     match client().request(inner).await {
@@ -145,11 +145,11 @@ fn streamed(body: Body, lease: Lease, last: fn(&ApiError) -> String) -> Body {
     let record = record::CURRENT.try_with(Arc::clone).ok();
     let state = (body.into_data_stream(), Some(lease), record);
     Body::from_stream(stream::unfold(state, move |(mut body, mut lease, record)| async move {
-        let own = lease.as_ref()?;
+        let used = lease.as_ref()?;
         let frame = match body.next().await? {
             Ok(bytes) => bytes,
             Err(error) => {
-                let error = broken(own, &error.to_string()).await;
+                let error = broken(used, &error.to_string()).await;
                 record.iter().for_each(|record| record.failed(&error.message));
                 lease = None;
                 last(&error).into()

@@ -22,9 +22,9 @@ const OWN: &str = "\
 
 /// Translates the request into OpenAI's form.
 pub fn to_openai(body: &Fields) -> Result<Fields, ApiError> {
-    let others = body.iter().filter(|(name, _)| !OWN.split(' ').any(|own| own == *name));
-    let mut own: Fields = others.map(|(name, value)| (name.clone(), value.clone())).collect();
-    let mut set = |name: &str, value: Value| drop(own.insert(name.to_owned(), value));
+    let others = body.iter().filter(|(name, _)| !OWN.split(' ').any(|known| known == *name));
+    let mut request: Fields = others.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let mut set = |name: &str, value: Value| drop(request.insert(name.to_owned(), value));
     let mut messages: Vec<Value> = get(body, "system").map(system).transpose()?.into_iter().collect();
     match get(body, "messages") {
         None => return Err(ApiError::invalid("'messages' is required")),
@@ -75,7 +75,7 @@ pub fn to_openai(body: &Fields) -> Result<Fields, ApiError> {
             _ => {}
         }
     }
-    Ok(own)
+    Ok(request)
 }
 
 /// A system prompt: a text, or blocks of text.
@@ -125,25 +125,25 @@ fn convert(message: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
         }
         return Ok(());
     };
-    let mut own = Parts::default();
+    let mut parts = Parts::default();
     for block in blocks {
         match text_of(block, "type") {
-            "thinking" => own.reasoning.push_str(text_of(block, "thinking")),
+            "thinking" => parts.reasoning.push_str(text_of(block, "thinking")),
             "tool_use" => {
                 let input = block.get("input").map_or_else(|| "{}".to_owned(), Value::to_string);
-                own.calls.push(json!({
+                parts.calls.push(json!({
                     "id": text_of(block, "id"), "type": "function",
                     "function": {"name": text_of(block, "name"), "arguments": input},
                 }));
             }
             "tool_result" => {
-                messages.extend(std::mem::take(&mut own).message(role));
+                messages.extend(std::mem::take(&mut parts).message(role));
                 messages.push(result(block)?);
             }
-            _ => add(block, &mut own.content)?,
+            _ => add(block, &mut parts.content)?,
         }
     }
-    messages.extend(own.message(role));
+    messages.extend(parts.message(role));
     Ok(())
 }
 
@@ -162,14 +162,14 @@ impl Parts {
             return None;
         }
         let content = if content.is_empty() { json!("") } else { Value::Array(content) };
-        let mut own = json!({"role": role, "content": content});
+        let mut message = json!({"role": role, "content": content});
         if !calls.is_empty() {
-            own["tool_calls"] = Value::Array(calls);
+            message["tool_calls"] = Value::Array(calls);
         }
         if !reasoning.is_empty() {
-            own["reasoning_content"] = json!(reasoning);
+            message["reasoning_content"] = json!(reasoning);
         }
-        Some(own)
+        Some(message)
     }
 }
 

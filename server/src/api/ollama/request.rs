@@ -15,51 +15,51 @@ const UNSUPPORTED: [&str; 4] = ["raw", "suffix", "context", "template"];
 
 /// Translates the request into OpenAI's form.
 pub fn to_openai(mut body: Fields) -> Result<Fields, ApiError> {
-    let mut own = Fields::new();
+    let mut request = Fields::new();
     let messages = match body.remove("messages").filter(|messages| !messages.is_null()) {
         Some(Value::Array(messages)) => {
             let mut ids = Ids::default();
-            messages.iter().map(|own| message(own, &mut ids)).collect::<Result<_, _>>()?
+            messages.iter().map(|given| message(given, &mut ids)).collect::<Result<_, _>>()?
         }
         Some(_) => return Err(ApiError::field("messages", "expected an array")),
         None => prompt(&body)?,
     };
-    own.insert("messages".to_owned(), Value::Array(messages));
+    request.insert("messages".to_owned(), Value::Array(messages));
     for name in ["stream", "tools", "logprobs", "top_logprobs"] {
-        own.extend(body.remove(name).map(|value| (name.to_owned(), value)));
+        request.extend(body.remove(name).map(|value| (name.to_owned(), value)));
     }
     match get(&body, "format") {
         None => {}
         Some(Value::String(word)) if word.is_empty() => {}
         Some(Value::String(word)) if word == "json" => {
-            own.insert("response_format".to_owned(), json!({"type": "json_object"}));
+            request.insert("response_format".to_owned(), json!({"type": "json_object"}));
         }
         Some(schema @ Value::Object(_)) => {
             let format = json!({"type": "json_schema", "json_schema": {"schema": schema}});
-            own.insert("response_format".to_owned(), format);
+            request.insert("response_format".to_owned(), format);
         }
         Some(_) => return Err(ApiError::field("format", "expected \"json\" or a JSON schema")),
     }
     match get(&body, "think") {
         None => {}
-        Some(Value::Bool(false)) => drop(own.insert("reasoning_effort".to_owned(), json!("none"))),
+        Some(Value::Bool(false)) => drop(request.insert("reasoning_effort".to_owned(), json!("none"))),
         Some(Value::Bool(true)) => {
-            own.insert("chat_template_kwargs".to_owned(), json!({"enable_thinking": true}));
+            request.insert("chat_template_kwargs".to_owned(), json!({"enable_thinking": true}));
         }
-        Some(level @ Value::String(_)) => drop(own.insert("reasoning_effort".to_owned(), level.clone())),
+        Some(level @ Value::String(_)) => drop(request.insert("reasoning_effort".to_owned(), level.clone())),
         Some(_) => return Err(ApiError::field("think", "expected true, false or a level")),
     }
     if let Some(options) = object(&body, "options")? {
         let same = OPTIONS.split(' ').filter_map(|name| Some((name.to_owned(), get(options, name)?.clone())));
-        own.extend(same);
+        request.extend(same);
         if let Some(n) = get(options, "num_predict") {
             // -2 fills the context, which -1 does here.
             let n = if integer(n) == Some(-2) { json!(-1) } else { n.clone() };
-            own.insert("max_tokens".to_owned(), n);
+            request.insert("max_tokens".to_owned(), n);
         }
-        own.extend(get(options, "num_keep").map(|n| ("n_keep".to_owned(), n.clone())));
+        request.extend(get(options, "num_keep").map(|n| ("n_keep".to_owned(), n.clone())));
     }
-    Ok(own)
+    Ok(request)
 }
 
 /// The messages of `/api/generate`.
@@ -92,22 +92,22 @@ fn content(text: &str, fields: &Fields) -> Result<Value, ApiError> {
 
 fn message(message: &Value, ids: &mut Ids) -> Result<Value, ApiError> {
     let Value::Object(fields) = message else { return Err(ApiError::field("messages", "expected objects")) };
-    let mut own = fields.clone();
+    let mut message = fields.clone();
     let words = text(fields, "content")?.unwrap_or_default();
-    own.insert("content".to_owned(), content(words, fields)?);
-    own.remove("images");
-    if let Some(thinking) = own.remove("thinking").filter(|thinking| !thinking.is_null()) {
-        own.insert("reasoning_content".to_owned(), thinking);
+    message.insert("content".to_owned(), content(words, fields)?);
+    message.remove("images");
+    if let Some(thinking) = message.remove("thinking").filter(|thinking| !thinking.is_null()) {
+        message.insert("reasoning_content".to_owned(), thinking);
     }
     if let Some(calls) = list(fields, "tool_calls")? {
-        own.insert("tool_calls".to_owned(), calls.iter().map(|own| call(own, ids)).collect());
+        message.insert("tool_calls".to_owned(), calls.iter().map(|given| call(given, ids)).collect());
     }
     // A result names its call by the tool.
-    if let Some(name) = own.remove("tool_name").filter(|name| !name.is_null()) {
-        own.entry("tool_call_id").or_insert_with(|| ids.of_result(&name).into());
-        own.insert("name".to_owned(), name);
+    if let Some(name) = message.remove("tool_name").filter(|name| !name.is_null()) {
+        message.entry("tool_call_id").or_insert_with(|| ids.of_result(&name).into());
+        message.insert("name".to_owned(), name);
     }
-    Ok(Value::Object(own))
+    Ok(Value::Object(message))
 }
 
 /// Ids for calls, which Ollama's clients need not send. The same conversation gets the same ids, so that its prompt is

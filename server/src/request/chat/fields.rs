@@ -96,7 +96,7 @@ fn tools(body: &mut Fields, jinja: bool) -> Result<(Option<String>, ToolChoice),
             if let Some(name) = missing {
                 return Err(ApiError::invalid(format!("Invalid tool_choice: there is no tool '{name}'")));
             }
-            tools.retain(|tool| tool_name(tool).is_some_and(|own| names.contains(&own)));
+            tools.retain(|tool| tool_name(tool).is_some_and(|name| names.contains(&name)));
             mode
         }
     };
@@ -118,10 +118,10 @@ fn named_tools(choice: &Value) -> Result<(ToolChoice, Vec<&str>), ApiError> {
         return Ok((ToolChoice::Required, vec![tool_name(choice).ok_or_else(wrong)?]));
     }
     // A chat completion nests them one level deeper than Responses.
-    let own = choice.get("allowed_tools").unwrap_or(choice);
-    let mode = own.get("mode").and_then(Value::as_str).unwrap_or("auto").parse().map_err(|_| wrong())?;
+    let allowed = choice.get("allowed_tools").unwrap_or(choice);
+    let mode = allowed.get("mode").and_then(Value::as_str).unwrap_or("auto").parse().map_err(|_| wrong())?;
     let names: Option<Vec<&str>> =
-        own.get("tools").and_then(Value::as_array).ok_or_else(wrong)?.iter().map(tool_name).collect();
+        allowed.get("tools").and_then(Value::as_array).ok_or_else(wrong)?.iter().map(tool_name).collect();
     Ok((mode, names.filter(|names| !names.is_empty()).ok_or_else(wrong)?))
 }
 
@@ -148,7 +148,7 @@ fn schema(body: &mut Fields) -> Result<Option<String>, ApiError> {
 
 /// The schema of `response_format`; `given` is a schema from another field.
 fn format_schema(format: &mut Fields, given: Option<Value>) -> Result<Option<Value>, ApiError> {
-    let schema = |own: &mut Fields| own.remove("schema").filter(|schema| !schema.is_null());
+    let schema = |fields: &mut Fields| fields.remove("schema").filter(|schema| !schema.is_null());
     let empty = || json!({});
     let kind = match get(format, "type") {
         None => "",
@@ -172,29 +172,29 @@ fn format_schema(format: &mut Fields, given: Option<Value>) -> Result<Option<Val
 /// How the last message is continued, and whether a new turn is opened.
 fn continuation(body: &Fields, conversation: &Value, defaults: &Defaults) -> Result<(Continuation, bool), ApiError> {
     let opens = boolean(body, "add_generation_prompt")?;
-    let mut own = match get(body, "continue_final_message") {
+    let mut continuation = match get(body, "continue_final_message") {
         None | Some(Value::Bool(false)) => Continuation::None,
         Some(Value::Bool(true)) => Continuation::Auto,
         Some(Value::String(word)) => word.parse().map_err(|error| ApiError::field("continue_final_message", error))?,
         Some(_) => return Err(ApiError::field("continue_final_message", "expected true, false or a string")),
     };
-    if own != Continuation::None && opens == Some(true) {
+    if continuation != Continuation::None && opens == Some(true) {
         return Err(ApiError::invalid("Cannot set both add_generation_prompt and continue_final_message to true."));
     }
     let messages = conversation.as_array().map_or(&[][..], Vec::as_slice);
     let last = messages.last().filter(|last| is_assistant(last));
-    if own == Continuation::None && defaults.prefills_assistant && last.is_some() {
+    if continuation == Continuation::None && defaults.prefills_assistant && last.is_some() {
         if messages.len() >= 2 && is_assistant(&messages[messages.len() - 2]) {
             return Err(ApiError::invalid("Cannot have 2 or more assistant messages at the end of the list."));
         }
-        own = Continuation::Auto;
+        continuation = Continuation::Auto;
     }
     let has_calls =
         |message: &Value| message.get("tool_calls").and_then(Value::as_array).is_some_and(|all| !all.is_empty());
-    if own != Continuation::None && last.is_some_and(has_calls) {
+    if continuation != Continuation::None && last.is_some_and(has_calls) {
         return Err(ApiError::invalid("Cannot continue an assistant message that contains tool calls."));
     }
-    Ok((own, own == Continuation::None && opens.unwrap_or(true)))
+    Ok((continuation, continuation == Continuation::None && opens.unwrap_or(true)))
 }
 
 /// Settings of the model's reasoning.
@@ -206,15 +206,15 @@ struct ReasoningFields {
 }
 
 fn reasoning(body: &Fields, defaults: &Defaults) -> Result<ReasoningFields, ApiError> {
-    let own = defaults.reasoning;
+    let usual = defaults.reasoning;
     let format = match text(body, "reasoning_format")? {
-        None => own.format,
+        None => usual.format,
         Some(word) => word.parse().map_err(|error| ApiError::field("reasoning_format", error))?,
     };
-    let mut kwargs = own.template_kwargs.clone();
+    let mut kwargs = usual.template_kwargs.clone();
     let more = object(body, "chat_template_kwargs")?.into_iter().flatten();
     kwargs.extend(more.map(|(name, value)| (name.clone(), value.to_string())));
-    let enabled = own.enable_thinking(&kwargs, defaults.template_reasons);
+    let enabled = usual.enable_thinking(&kwargs, defaults.template_reasons);
     let mut enabled = enabled.map_err(|error| ApiError::invalid(error.to_string()))?;
     match text(body, "reasoning_effort")? {
         None | Some("") => {}
@@ -225,7 +225,7 @@ fn reasoning(body: &Fields, defaults: &Defaults) -> Result<ReasoningFields, ApiE
         }
         Some(level) => drop(kwargs.insert(REASONING_EFFORT.to_owned(), Value::from(level).to_string())),
     }
-    let mut budget = own.sampled();
+    let mut budget = usual.sampled();
     let tokens = whole(body, &["reasoning_budget_tokens", "thinking_budget_tokens"], -1..=i64::from(i32::MAX))?;
     if let Some(tokens) = tokens.and_then(|tokens| u32::try_from(tokens).ok()) {
         budget.tokens = Some(tokens);
