@@ -63,6 +63,11 @@ impl Backend {
         running
     }
 
+    /// Schedules the embedding of a text.
+    pub fn embed(&self, text: Arc<[Token]>, held: &Arc<Held>) -> Running {
+        self.schedule((text, Chunks::default(), None), Work::Embed, None, false, held)
+    }
+
     /// Runs an operation on a slot.
     pub async fn act(&self, slot: usize, action: SlotAction) -> Result<SlotAnswer, ApiError> {
         let (answer, incoming) = oneshot::channel();

@@ -15,15 +15,14 @@ use crate::job::{Done, Event, Stop};
 use crate::json::texts;
 use crate::request::chat::reply::ChatDelta;
 use crate::request::chat::{Talk, count};
-use crate::request::params::Params;
 use request::to_openai;
 
 /// `POST /v1/messages`
 pub async fn messages(Asked { app, backend, body, held }: Asked) -> Result<Response, ApiError> {
     let stops = texts(&body, "stop_sequences")?.unwrap_or_default();
-    let (talk, running) = Talk::start(&app, backend, held, move || to_openai(&body)).await?;
+    let (talk, scheduled) = Talk::start(&app, backend, held, move || to_openai(&body)).await?;
     let id = format!("msg_{}", random_id());
-    answer(&app, running, Answer { talk, id, stops, blocks: Blocks::default() }).await
+    answer(&app, scheduled, Answer { talk, id, stops, blocks: Blocks::default() }).await
 }
 
 /// `POST /v1/messages/count_tokens`
@@ -71,10 +70,6 @@ impl Answer {
 
 impl Dialect for Answer {
     const FRAMING: Framing = Framing::Typed;
-
-    fn params(&self) -> &Params {
-        &self.talk.texts.params
-    }
 
     fn event(&mut self, _: usize, event: Event) -> Vec<Value> {
         let mut events = Vec::new();

@@ -18,17 +18,16 @@ use crate::job::{Done, Event, Probabilities, Timings, TokenEvent};
 use crate::json::text;
 use crate::request::chat::reply::{ChatDelta, Message, ToolCall};
 use crate::request::chat::{Talk, count, written};
-use crate::request::params::Params;
 
 /// `POST /v1/chat/completions`
 pub async fn completions(Asked { app, backend, body, held }: Asked) -> Result<Response, ApiError> {
-    let (talk, running) = Talk::start(&app, backend, held, || Ok(body)).await?;
+    let (talk, scheduled) = Talk::start(&app, backend, held, || Ok(body)).await?;
     let params = &talk.texts.params;
     let stamp = Stamp::new(&talk.texts.backend.name, "chat.completion.chunk");
     let listed = params.stream.then(|| app.controls.list(stamp.id(), params.generate.end_reasoning.clone()));
-    let states = running.iter().map(|_| Streamed::default()).collect();
+    let states = scheduled.running.iter().map(|_| Streamed::default()).collect();
     let (usage, timings) = (Usage::default(), Timings::default());
-    answer(&app, running, Chat { talk, stamp, states, usage, timings, _listed: listed }).await
+    answer(&app, scheduled, Chat { talk, stamp, states, usage, timings, _listed: listed }).await
 }
 
 /// `POST /v1/chat/completions/control`
@@ -162,16 +161,12 @@ impl Chat {
 impl Dialect for Chat {
     const FRAMING: Framing = Framing::UntilDone;
 
-    fn params(&self) -> &Params {
-        &self.talk.texts.params
-    }
-
     fn event(&mut self, index: usize, event: Event) -> Vec<Value> {
         match event {
             Event::Progress(progress) => {
                 self.states[index].has_begun = true;
                 let mut chunk = self.role(index);
-                self.params().add_progress(&mut chunk, &progress);
+                self.talk.texts.params.add_progress(&mut chunk, &progress);
                 vec![chunk]
             }
             Event::Token(token) => self.token(index, *token),

@@ -26,10 +26,10 @@ pub async fn completions(Asked { app, backend, body, held }: Asked) -> Result<Re
     refuse_embedding_server(&app)?;
     let (prompts, params, form) = app.work(|| read(body, &app)).await?;
     let texts = Texts { backend, params, prompts };
-    let running = texts.schedule(Default::default(), held).await?;
+    let scheduled = texts.schedule(Default::default(), held).await?;
     let stamp = Stamp::new(&texts.backend.name, "text_completion");
-    let states = running.iter().map(|_| Streamed::default()).collect();
-    dialect::answer(&app, running, Text { texts, stamp, form, states }).await
+    let states = scheduled.running.iter().map(|_| Streamed::default()).collect();
+    dialect::answer(&app, scheduled, Text { texts, stamp, form, states }).await
 }
 
 /// Fields of OpenAI's endpoint that llama-server's own lacks.
@@ -294,17 +294,13 @@ impl Text {
 impl Dialect for Text {
     const FRAMING: Framing = Framing::UntilDone;
 
-    fn params(&self) -> &Params {
-        &self.texts.params
-    }
-
     fn event(&mut self, index: usize, event: Event) -> Vec<Value> {
         let mut parts = Vec::new();
         match event {
             Event::Scores(scores) => self.states[index].scores.extend(scores),
             Event::Progress(progress) => {
                 let mut part = self.part("", index, None, None);
-                self.params().add_progress(&mut part, &progress);
+                self.texts.params.add_progress(&mut part, &progress);
                 parts.push(part);
             }
             Event::Token(token) => {
@@ -313,7 +309,7 @@ impl Dialect for Text {
                 let n_top = self.form.n_top.filter(|_| !generated.is_empty());
                 let new = |n_top| Logprobs { first: None, prompt: &[], generated, offset, n_beyond: 0, n_top };
                 let mut part = self.part(&token.text, index, n_top.map(new), None);
-                self.params().add_timings(&mut part, &token.timings);
+                self.texts.params.add_timings(&mut part, &token.timings);
                 let n_new: usize = generated.iter().map(|scored| n_chars(&scored.chosen.bytes)).sum();
                 self.states[index].offset += n_new;
                 parts.push(part);

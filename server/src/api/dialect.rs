@@ -11,7 +11,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::http::stream::{Frame, events, lines};
 use crate::job::{Done, Event, Probabilities, Running};
-use crate::request::params::Params;
+use crate::request::Scheduled;
 
 /// How the parts of a stream are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +29,6 @@ pub enum Framing {
 /// A protocol's form of the events of a request. Knows no engine.
 pub trait Dialect: Send + 'static {
     const FRAMING: Framing;
-
-    fn params(&self) -> &Params;
 
     /// The parts of a stream for an event of answer `index`. Failures do not come here, progress only if requested.
     fn event(&mut self, index: usize, event: Event) -> Vec<Value>;
@@ -54,19 +52,19 @@ pub trait Dialect: Send + 'static {
 ///
 /// # Errors
 /// A text that failed before the answer begins.
-pub async fn answer<D: Dialect>(app: &App, running: Vec<Running>, dialect: D) -> Result<Response, ApiError> {
-    let (is_stream, ping) = (dialect.params().stream, dialect.params().ping);
-    if !is_stream {
-        let answers = try_join_all(running.into_iter().map(whole)).await?;
+pub async fn answer<D: Dialect>(app: &App, scheduled: Scheduled, dialect: D) -> Result<Response, ApiError> {
+    if !scheduled.stream {
+        let answers = try_join_all(scheduled.running.into_iter().map(whole)).await?;
         return Ok(app.work(|| dialect.whole(answers)).await);
     }
-    let frames = frames(running, dialect).await?;
+    let ping = scheduled.ping;
+    let frames = frames(scheduled, dialect).await?;
     Ok(if D::FRAMING == Framing::Lines { lines(frames) } else { events(frames, ping) })
 }
 
 /// A stream under way.
 struct Streaming<D> {
-    running: Vec<Running>,
+    scheduled: Scheduled,
     dialect: D,
     frames: VecDeque<Frame>,
     has_ended: bool,
@@ -79,10 +77,10 @@ impl<D: Dialect> Streaming<D> {
             Event::Failed(error) => {
                 self.has_ended = true;
                 // The other texts are given up.
-                self.running.clear();
+                self.scheduled.running.clear();
                 vec![self.dialect.failure(&error)]
             }
-            Event::Progress(_) if !self.dialect.params().return_progress => return,
+            Event::Progress(_) if !self.scheduled.return_progress => return,
             event => self.dialect.event(index, event),
         };
         let frame = if D::FRAMING == Framing::Typed { Frame::typed } else { Frame::unnamed };
@@ -92,7 +90,7 @@ impl<D: Dialect> Streaming<D> {
     async fn next(&mut self) -> Option<Frame> {
         loop {
             if self.frames.is_empty() && !self.has_ended {
-                match next_of(&mut self.running).await {
+                match next_of(&mut self.scheduled.running).await {
                     Some((index, event)) => self.add(index, event),
                     None => {
                         self.has_ended = true;
@@ -111,18 +109,18 @@ impl<D: Dialect> Streaming<D> {
 
 /// The frames of several texts, once all have begun.
 async fn frames<D: Dialect>(
-    mut running: Vec<Running>,
+    mut scheduled: Scheduled,
     dialect: D,
 ) -> Result<impl Stream<Item = Frame> + Send + 'static, ApiError> {
     let mut first = Vec::new();
     // One text may hold the only slot that another waits for: queue its events here.
-    for (index, text) in running.iter_mut().enumerate() {
+    for (index, text) in scheduled.running.iter_mut().enumerate() {
         match if index == 0 { Some(text.next().await) } else { text.next_now() } {
             Some(Event::Failed(error)) => return Err(error),
             event => first.extend(event.map(|event| (index, event))),
         }
     }
-    let mut state = Streaming { running, dialect, frames: VecDeque::new(), has_ended: false };
+    let mut state = Streaming { scheduled, dialect, frames: VecDeque::new(), has_ended: false };
     first.into_iter().for_each(|(index, event)| state.add(index, event));
     Ok(stream::unfold(state, async |mut state| Some((state.next().await?, state))))
 }

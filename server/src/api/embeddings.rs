@@ -7,9 +7,6 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::{StreamExt, TryStreamExt, stream};
-use hobbit::Model;
-use hobbit::engine::Chunks;
-use hobbit::options::Token;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -18,13 +15,9 @@ use crate::backend::Backend;
 use crate::error::ApiError;
 use crate::held::Held;
 use crate::http::Asked;
-use crate::job::{Event, Running, Work};
+use crate::job::{Event, Running};
 use crate::json::{Fields, get, text, whole};
-use crate::request::chat::messages::check_part;
-use crate::request::prompts;
-
-/// Maximum inputs per request, as in OpenAI's API. As many run at once as there are slots.
-const INPUTS_MAX: usize = 2048;
+use crate::request::inputs::inputs;
 
 /// Bytes for each number of an embedding: the float, and its digits in the answer's buffer, which doubles as it grows.
 const NUMBER_BYTES: usize = 4 + 24;
@@ -142,7 +135,7 @@ pub async fn embed(
     let n_embd = backend.model.n_embd();
     let dimensions = whole(body, &["dimensions"], 1..=n_embd as i64)?.map_or(n_embd, |n| n as usize);
     let n_rows = if backend.pooling.is_none() { n_tokens } else { inputs.len() };
-    let bytes = n_tokens * size_of::<Token>() + n_rows * n_embd * NUMBER_BYTES;
+    let bytes = n_tokens * size_of::<i32>() + n_rows * n_embd * NUMBER_BYTES;
     held.shrink_to(bytes);
     held.grow_to(bytes).await?;
     let held = &Arc::new(held);
@@ -152,7 +145,7 @@ pub async fn embed(
         Some(_) => whole(body, &["embd_normalize"], -1..=i64::from(i32::MAX))?.unwrap_or(EUCLIDEAN),
     };
     let work = inputs.into_iter().map(|prompt| async move {
-        let running = backend.schedule((prompt, Chunks::default(), None), Work::Embed, None, false, held);
+        let running = backend.embed(prompt, held);
         let (mut rows, n_tokens) = rows(running).await?;
         for row in &mut rows {
             row.truncate(dimensions);
@@ -171,51 +164,6 @@ async fn rows(mut running: Running) -> Result<(Vec<Vec<f32>>, usize), ApiError> 
             Event::Failed(error) => return Err(error),
             Event::Started(_) | Event::Scores(_) | Event::Progress(_) | Event::Token(_) | Event::Done(_) => {}
         }
-    }
-}
-
-/// The tokens of every input: of one, or of a list of them. Of each at most `n_max`.
-fn inputs(value: &Value, model: &Model, n_max: usize) -> Result<Vec<Arc<[Token]>>, ApiError> {
-    let list = match value {
-        Value::Array(list) if list.is_empty() => return Err(ApiError::invalid("\"input\" must not be empty")),
-        Value::Array(list) if !list.iter().any(Value::is_number) => list,
-        one => std::slice::from_ref(one),
-    };
-    if list.len() > INPUTS_MAX {
-        let n = list.len();
-        let message = format!("the request has {n} inputs, and may have {INPUTS_MAX}: send several requests");
-        return Err(ApiError::invalid(message));
-    }
-    prompts::check_parts(list.iter().map(prompts::n_texts).sum())?;
-    let tokens = |value| match input(value, model)? {
-        tokens if tokens.is_empty() => Err(ApiError::invalid("Input content cannot be empty")),
-        mut tokens => {
-            // The token that ends every text stays.
-            let end =
-                tokens.last().copied().filter(|last| model.is_eog(*last) || model.special_tokens().sep == Some(*last));
-            if tokens.len() > n_max {
-                tokens.truncate(n_max);
-                if let Some((last, end)) = tokens.last_mut().zip(end) {
-                    *last = end;
-                }
-            }
-            Ok(tokens.into())
-        }
-    };
-    list.iter().map(tokens).collect()
-}
-
-/// The tokens of one input: of a prompt, or of a message's content.
-fn input(value: &Value, model: &Model) -> Result<Vec<Token>, ApiError> {
-    match value.get("content") {
-        None => prompts::one(value, model),
-        Some(Value::Array(parts)) => {
-            let mut parts = parts.clone();
-            parts.iter_mut().try_for_each(|part| check_part(part, None, &mut Vec::new()))?;
-            let text: String = parts.iter().filter_map(|part| part["text"].as_str()).collect();
-            prompts::tokens(model, &text, true)
-        }
-        Some(_) => Err(ApiError::invalid("\"content\" must be an array of parts")),
     }
 }
 

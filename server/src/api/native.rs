@@ -87,10 +87,6 @@ impl Native {
 impl Dialect for Native {
     const FRAMING: Framing = Framing::Unnamed;
 
-    fn params(&self) -> &Params {
-        &self.texts.params
-    }
-
     fn event(&mut self, index: usize, event: Event) -> Vec<Value> {
         let params = &self.texts.params;
         vec![match event {

@@ -24,7 +24,6 @@ use crate::job::{Done, Event, Stop};
 use crate::json::{Fields, boolean, get, merge, text};
 use crate::request::chat::Talk;
 use crate::request::chat::reply::{ChatDelta, Message};
-use crate::request::params::Params;
 use request::to_openai;
 
 /// An error in Ollama's form.
@@ -133,9 +132,9 @@ async fn answer(Asked { app, backend, body, held }: Asked, field: &'static str) 
         merge(&mut line, json!({"done": true, "done_reason": "load"}));
         return Ok(Json(line).into_response());
     }
-    let (mut talk, running) = Talk::start(&app, backend, held, || to_openai(body)).await?;
-    talk.texts.params.stream = streams;
-    Ok(dialect::answer(&app, running, Answer { talk, field, began, calls: Message::default() }).await?)
+    let (talk, mut scheduled) = Talk::start(&app, backend, held, || to_openai(body)).await?;
+    scheduled.stream = streams;
+    Ok(dialect::answer(&app, scheduled, Answer { talk, field, began, calls: Message::default() }).await?)
 }
 
 /// Whether this `keep_alive` asks for the model to be unloaded.
@@ -255,10 +254,6 @@ impl Answer {
 
 impl Dialect for Answer {
     const FRAMING: Framing = Framing::Lines;
-
-    fn params(&self) -> &Params {
-        &self.talk.texts.params
-    }
 
     fn event(&mut self, _: usize, event: Event) -> Vec<Value> {
         match event {

@@ -22,7 +22,6 @@ use crate::job::{Done, Event, Stop};
 use crate::json::{Fields, boolean, shortened, text};
 use crate::kept::{Entry, Kept};
 use crate::request::chat::{Talk, count};
-use crate::request::params::Params;
 use items::Items;
 use request::{custom_tools, to_chat};
 
@@ -41,13 +40,13 @@ pub async fn responses(Asked { app, backend, body, held }: Asked) -> Result<Resp
         }
         Ok::<_, ApiError>(body)
     };
-    let (talk, running) = Talk::start(&app, backend, held, chat).await?;
+    let (talk, scheduled) = Talk::start(&app, backend, held, chat).await?;
     let id = format!("resp_{}", random_id());
     if is_kept {
         app.kept.begin(id.clone(), messages);
     }
     let kept = Arc::clone(&app.kept);
-    answer(&app, running, Answer { talk, id, created: now(), kept, items, n: 0 }).await
+    answer(&app, scheduled, Answer { talk, id, created: now(), kept, items, n: 0 }).await
 }
 
 /// The response that a request continues, whose memory is counted.
@@ -149,10 +148,6 @@ impl Answer {
 impl Dialect for Answer {
     const FRAMING: Framing = Framing::Typed;
 
-    fn params(&self) -> &Params {
-        &self.talk.texts.params
-    }
-
     fn event(&mut self, _: usize, event: Event) -> Vec<Value> {
         let mut events = Vec::new();
         match event {
@@ -163,13 +158,13 @@ impl Dialect for Answer {
             }
             Event::Progress(progress) => {
                 events.push(json!({"type": "response.in_progress", "response": self.begun()}));
-                self.params().add_progress(&mut events[0], &progress);
+                self.talk.texts.params.add_progress(&mut events[0], &progress);
             }
             Event::Token(token) => {
                 let deltas = self.talk.readers[0].push(&token.text);
                 deltas.iter().for_each(|delta| self.items.add(delta, &mut events));
                 if let Some(last) = events.last_mut() {
-                    self.params().add_timings(last, &token.timings);
+                    self.talk.texts.params.add_timings(last, &token.timings);
                 }
             }
             Event::Done(done) => {

@@ -11,12 +11,12 @@ use hobbit::ChatError;
 use hobbit::engine::{ChatInputs, ChatPrompt, Media, MediaPrompt};
 
 use super::params::Params;
-use super::{Texts, media, prompts, refuse_embedding_server};
+use super::{Scheduled, Texts, media, prompts, refuse_embedding_server};
 use crate::app::App;
 use crate::backend::Backend;
 use crate::error::ApiError;
 use crate::held::Held;
-use crate::job::{EndReasoning, Running};
+use crate::job::EndReasoning;
 use crate::json::Fields;
 use fields::{Defaults, Request};
 use reply::Reader;
@@ -45,7 +45,7 @@ impl Talk {
         backend: Arc<Backend>,
         held: Held,
         body: impl FnOnce() -> Result<Fields, ApiError>,
-    ) -> Result<(Self, Vec<Running>), ApiError> {
+    ) -> Result<(Self, Scheduled), ApiError> {
         refuse_embedding_server(app)?;
         let begin = || {
             let request = read(app, &backend, body()?)?;
@@ -67,9 +67,9 @@ impl Talk {
         generate.stops = generate.stops.iter().chain(&prompt.additional_stops).cloned().collect();
         let reasoning_format = inputs.reasoning_format.name();
         let texts = Texts { backend, params, prompts: vec![tokens.into()] };
-        let running = texts.schedule((chunks, encoder), held).await?;
-        let readers = running.iter().map(|_| Reader::new(&prompt)).collect::<Result<_, _>>()?;
-        Ok((Self { texts, readers, include_usage, n_top, reasoning_format, format: prompt.format }, running))
+        let scheduled = texts.schedule((chunks, encoder), held).await?;
+        let readers = scheduled.running.iter().map(|_| Reader::new(&prompt)).collect::<Result<_, _>>()?;
+        Ok((Self { texts, readers, include_usage, n_top, reasoning_format, format: prompt.format }, scheduled))
     }
 }
 

@@ -2,11 +2,13 @@
 
 pub mod chat;
 pub mod documents;
+pub mod inputs;
 pub mod media;
 pub mod params;
 pub mod prompts;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use hobbit::engine::{Chunks, Encoder};
 use hobbit::options::Token;
@@ -26,6 +28,14 @@ pub struct Texts {
     pub prompts: Prompts,
 }
 
+/// Texts that the engine works on, and how their client wants them.
+pub struct Scheduled {
+    pub running: Vec<Running>,
+    pub stream: bool,
+    pub ping: Option<Duration>,
+    pub return_progress: bool,
+}
+
 /// Bytes per prompt while it is answered, besides its tokens: its job, a sampler, the answer's text.
 const TEXT_BYTES: usize = 16 << 10;
 
@@ -39,7 +49,7 @@ impl Texts {
         &self,
         (chunks, encoder): (Chunks, Option<Encoder>),
         held: Held,
-    ) -> Result<Vec<Running>, ApiError> {
+    ) -> Result<Scheduled, ApiError> {
         let Self { backend, params, prompts } = self;
         let n_tokens: usize = prompts.iter().map(|prompt| prompt.len()).sum();
         let n_answers = prompts.len() * params.n;
@@ -58,7 +68,9 @@ impl Texts {
             let work = Work::Generate(Arc::clone(generate));
             backend.schedule(prompt, work, params.slot, params.cache_prompt, held)
         };
-        Ok(texts.map(schedule).collect())
+        let running = texts.map(schedule).collect();
+        let (stream, ping, return_progress) = (params.stream, params.ping, params.return_progress);
+        Ok(Scheduled { running, stream, ping, return_progress })
     }
 
     /// The prompt of answer `index`.
