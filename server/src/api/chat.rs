@@ -199,7 +199,7 @@ impl Dialect for Chat {
         let choices = choices.collect();
         let verbose = verbose(&self.talk, &answers[0].done, 0, &answers[0].text);
         let stamp = Stamp::new(&self.talk.texts.backend.name, "chat.completion");
-        openai::answer(&stamp, self.talk.texts.params.n, &answers, choices, verbose)
+        openai::whole(&stamp, self.talk.texts.params.n, &answers, choices, verbose)
     }
 }
 

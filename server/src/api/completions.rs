@@ -9,9 +9,9 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::dialect::{self, Dialect, Framing, Whole};
+use super::dialect::{Dialect, Framing, Whole, answer};
 use super::native::{self, Candidates};
-use super::openai::{Stamp, Usage, answer, finish_reason};
+use super::openai::{self, Stamp, Usage, finish_reason};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::http::Asked;
@@ -26,10 +26,10 @@ pub async fn completions(Asked { app, backend, body, held }: Asked) -> Result<Re
     refuse_embedding_server(&app)?;
     let (prompts, params, form) = app.work(|| read(body, &app)).await?;
     let texts = Texts { backend, params, prompts };
-    let scheduled = texts.schedule(Default::default(), held).await?;
+    let scheduled = texts.schedule(Default::default(), &Arc::new(held)).await?;
     let stamp = Stamp::new(&texts.backend.name, "text_completion");
     let states = scheduled.running.iter().map(|_| Streamed::default()).collect();
-    dialect::answer(&app, scheduled, Text { texts, stamp, form, states }).await
+    answer(&app, scheduled, Text { texts, stamp, form, states }).await
 }
 
 /// Fields of OpenAI's endpoint that llama-server's own lacks.
@@ -337,7 +337,7 @@ impl Dialect for Text {
         let n = self.texts.params.n;
         let chosen = best(&answers, n, self.form.n).into_iter().enumerate();
         let choices = chosen.map(|(index, at)| self.choice(index, at, &answers[at])).collect();
-        answer(&self.stamp, n, &answers, choices, verbose)
+        openai::whole(&self.stamp, n, &answers, choices, verbose)
     }
 }
 

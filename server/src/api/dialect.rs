@@ -18,7 +18,7 @@ use crate::request::Scheduled;
 pub enum Framing {
     /// Events without names.
     Unnamed,
-    /// The same, and `[DONE]` at the end.
+    /// Events without names, then `[DONE]`.
     UntilDone,
     /// Events named after their types.
     Typed,

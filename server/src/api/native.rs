@@ -1,5 +1,7 @@
 //! `/completion`: a text to continue, in llama-server's own shape.
 
+use std::sync::Arc;
+
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use serde::ser::SerializeMap;
@@ -7,7 +9,9 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::dialect::{Dialect, Framing, Whole, answer};
+use crate::app::App;
 use crate::error::ApiError;
+use crate::held::Held;
 use crate::http::Asked;
 use crate::job::{Candidate, Done, Event, Probabilities, Stop};
 use crate::json::{Fields, SHOWN_BYTES_MAX, text};
@@ -26,21 +30,26 @@ pub async fn infill(Asked { app, backend, body, held }: Asked) -> Result<Respons
     let (prompts, params) = app.work(read).await?;
     prompts::check(params.n, &app)?;
     drop(body);
-    refuse_embedding_server(&app)?;
-    let native = Native::new(Texts { backend, params, prompts });
-    answer(&app, native.texts.schedule(Default::default(), held).await?, native).await
+    complete(&app, Texts { backend, params, prompts }, held).await
 }
 
 /// `POST /completion`
 pub async fn completion(Asked { app, backend, body, held }: Asked) -> Result<Response, ApiError> {
-    let read = move |app| {
-        let prompts = prompts::prompts(prompts::given(&body)?, &body, app)?;
-        Ok::<_, ApiError>((prompts, Params::of(&body, app)?))
+    let read = || {
+        let prompts = prompts::prompts(prompts::given(&body)?, &body, &app)?;
+        Ok::<_, ApiError>((prompts, Params::of(&body, &app)?))
     };
-    let (prompts, params) = app.work(|| read(&app)).await?;
-    refuse_embedding_server(&app)?;
-    let native = Native::new(Texts { backend, params, prompts });
-    answer(&app, native.texts.schedule(Default::default(), held).await?, native).await
+    let (prompts, params) = app.work(read).await?;
+    drop(body);
+    complete(&app, Texts { backend, params, prompts }, held).await
+}
+
+/// Continues prompts.
+async fn complete(app: &App, texts: Texts, held: Held) -> Result<Response, ApiError> {
+    refuse_embedding_server(app)?;
+    let scheduled = texts.schedule(Default::default(), &Arc::new(held)).await?;
+    let slots = vec![0; scheduled.running.len()];
+    answer(app, scheduled, Native { texts, slots }).await
 }
 
 /// llama-server's form.
@@ -51,11 +60,6 @@ struct Native {
 }
 
 impl Native {
-    fn new(texts: Texts) -> Self {
-        let slots = vec![0; texts.prompts.len() * texts.params.n];
-        Self { texts, slots }
-    }
-
     /// A part of answer `index`.
     fn part(&self, index: usize, content: &str, tokens: &[i32], n_decoded: usize) -> Value {
         json!({

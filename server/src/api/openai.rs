@@ -110,7 +110,7 @@ impl<'a> Logprobs<'a> {
 }
 
 /// A complete answer with these choices, one for each result; `n` answers per prompt.
-pub fn answer<C: Serialize>(
+pub fn whole<C: Serialize>(
     stamp: &Stamp,
     n: usize,
     results: &[Whole],

@@ -33,6 +33,8 @@ pub struct Talk {
     pub reasoning_format: &'static str,
     /// The template's format of answers.
     pub format: String,
+    /// Memory of the request until it is answered.
+    _held: Arc<Held>,
 }
 
 impl Talk {
@@ -54,7 +56,7 @@ impl Talk {
             Ok::<_, ApiError>((request, params))
         };
         let (request, mut params) = app.work(begin).await?;
-        let Request { inputs, budget, include_usage, n_top, media: files, .. } = request;
+        let Request { inputs, budget, include_usage, n_top, media: files, rest } = request;
         let (media, encoder) = media::read(app, &backend, files, &held).await?;
         let (mut prompt, MediaPrompt { tokens, chunks }) = app.work(|| write(&backend, &inputs, &media)).await?;
         // The prompt's tokens hold the same text.
@@ -66,10 +68,14 @@ impl Talk {
         prompt.constrain(sampling);
         generate.stops = generate.stops.iter().chain(&prompt.additional_stops).cloned().collect();
         let reasoning_format = inputs.reasoning_format.name();
+        drop((inputs, media, rest));
         let texts = Texts { backend, params, prompts: vec![tokens.into()] };
-        let scheduled = texts.schedule((chunks, encoder), held).await?;
+        let held = Arc::new(held);
+        let scheduled = texts.schedule((chunks, encoder), &held).await?;
         let readers = scheduled.running.iter().map(|_| Reader::new(&prompt)).collect::<Result<_, _>>()?;
-        Ok((Self { texts, readers, include_usage, n_top, reasoning_format, format: prompt.format }, scheduled))
+        let format = prompt.format;
+        let talk = Self { texts, readers, include_usage, n_top, reasoning_format, format, _held: held };
+        Ok((talk, scheduled))
     }
 }
 

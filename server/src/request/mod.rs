@@ -40,15 +40,15 @@ pub struct Scheduled {
 const TEXT_BYTES: usize = 16 << 10;
 
 impl Texts {
-    /// Schedules the prompts, each once per requested answer; `media` are images and sound. Returns most of the memory
-    /// that reading the request took.
+    /// Schedules the prompts, each once per requested answer, with the images and sound in them. Releases most of the
+    /// memory that reading the request took.
     ///
     /// # Errors
     /// More candidates or memory than a request may have.
     pub async fn schedule(
         &self,
         (chunks, encoder): (Chunks, Option<Encoder>),
-        held: Held,
+        held: &Arc<Held>,
     ) -> Result<Scheduled, ApiError> {
         let Self { backend, params, prompts } = self;
         let n_tokens: usize = prompts.iter().map(|prompt| prompt.len()).sum();
@@ -60,7 +60,6 @@ impl Texts {
             + media::bytes(&chunks);
         held.grow_to(bytes).await?;
         held.shrink_to(bytes);
-        let held = &Arc::new(held);
         let generate: Vec<_> = (0..params.n).map(|index| Arc::new(params.generate_of(index))).collect();
         let texts = prompts.iter().flat_map(|prompt| generate.iter().map(move |generate| (prompt, generate)));
         let schedule = |(prompt, generate): (&Arc<[Token]>, &Arc<Generate>)| {
