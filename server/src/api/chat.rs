@@ -76,7 +76,7 @@ struct Chat {
     _listed: Option<Listed>,
 }
 
-/// What a stream has sent of one answer.
+/// Progress of one answer in a stream.
 #[derive(Default)]
 struct Streamed {
     /// The role has been sent.

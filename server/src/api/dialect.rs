@@ -1,4 +1,4 @@
-//! What protocols have in common: the engine's events become a stream of JSON, or one answer.
+//! Parts that all protocols share: the engine's events become a stream of JSON, or one answer.
 
 use std::collections::VecDeque;
 
