@@ -97,7 +97,7 @@ impl Policy for Belady {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::scripts::{aged, at, high, insert, low, token, victim_of};
+    use crate::cache::policy::tests::scripts::{aged, at, high, insert, low, token, victim_of};
 
     #[test]
     fn the_expert_needed_last_is_evicted() {

@@ -69,7 +69,7 @@ impl Policy for EdgeMoe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::scripts::{aged, at, high, insert, token, used, victim_of};
+    use crate::cache::policy::tests::scripts::{aged, at, high, insert, token, used, victim_of};
     use crate::expert::Precision;
 
     #[test]

@@ -157,7 +157,7 @@ impl fmt::Display for Weights {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::scripts::{Aged, aged, at, high, insert, token, used, victim_of};
+    use crate::cache::policy::tests::scripts::{Aged, aged, at, high, insert, token, used, victim_of};
     use proptest::prelude::*;
 
     fn hobbit(weights: &str) -> Aged<Hobbit> {

@@ -8,10 +8,6 @@ mod edgemoe;
 mod hobbit;
 mod learned;
 mod recency;
-#[cfg(test)]
-mod replay;
-#[cfg(test)]
-mod scripts;
 mod smoe;
 #[cfg(test)]
 mod tests;

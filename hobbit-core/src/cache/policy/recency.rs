@@ -194,7 +194,7 @@ impl Lists {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::scripts::{aged, at, high, insert, low, miss, token, victim_for, victim_of};
+    use crate::cache::policy::tests::scripts::{aged, at, high, insert, low, miss, token, victim_for, victim_of};
 
     /// T1, T2, B1, B2 by expert, and p.
     fn lists(arc: &mut Arc) -> ([Vec<u16>; 4], usize) {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 /// the least recently used. For tokens that were evaluated at once only their mean is known: it counts for as many of
 /// them as are among the last `n`. The paper's shield for the running layer's experts is the cache's pin.
 ///
-/// If a token's scores are unknown, the weights of its chosen experts are its scores, and 0 those of the others.
+/// If a token's scores are unknown, the weights of its chosen experts are its scores; other experts score 0.
 #[derive(Clone, Debug)]
 pub struct Smoe {
     n_tokens: usize,
@@ -134,7 +134,7 @@ impl Policy for Smoe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::scripts::{Aged, aged, at, high, insert, token, used, victim_of};
+    use crate::cache::policy::tests::scripts::{Aged, aged, at, high, insert, token, used, victim_of};
     use crate::expert::Precision;
 
     #[test]

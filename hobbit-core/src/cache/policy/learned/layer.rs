@@ -67,10 +67,7 @@ pub(super) struct Layer {
     token: Option<u64>,
     /// Tokens of the running batch; at least 1 once it has begun.
     n_tokens: u64,
-    /// Rows of scores, sum of weights, and experts used in this step.
-    n_rows: u32,
-    weight: f32,
-    n_used: usize,
+    running: Running,
     /// Experts that a single token uses; 0 until one was seen.
     n_chosen: usize,
     /// Whether evidence comes from scores or from the weights of chosen experts; `None` before any.
@@ -79,15 +76,31 @@ pub(super) struct Layer {
     run_tokens: f32,
     demands: Demands,
     /// Experts used in this step and in the one before, if both were single tokens.
-    used: Vec<u16>,
-    used_before: Vec<u16>,
+    used: [Vec<u16>; 2],
     follow: Follow,
-    /// Features some steps ago, and whether a use came since then.
-    examples: Vec<(Features, bool)>,
-    examples_age: u32,
+    examples: Examples,
     /// Cache of [`Layer::probability`].
     probabilities: Vec<Option<f32>>,
     scratch: Vec<f32>,
+}
+
+/// The running step.
+#[derive(Clone, Copy, Debug, Default)]
+struct Running {
+    /// Rows of scores.
+    n_rows: u32,
+    /// Sum of the weights of uses.
+    weight: f32,
+    /// Experts used.
+    n_used: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Examples {
+    /// Features some steps ago, and whether a use came since then; by expert.
+    all: Vec<(Features, bool)>,
+    /// Steps since then.
+    age: u32,
 }
 
 fn fade(means: &mut [f32; N_RATES], keep: &[f32; N_RATES], value: f32) {
@@ -106,30 +119,30 @@ impl Layer {
         if self.token == Some(token) {
             return;
         }
-        if self.n_rows > 1 || self.weight > 1.5 {
+        if self.running.n_rows > 1 || self.running.weight > 1.5 {
             // A batch uses nearly all experts: there is nothing to learn.
-            self.examples.clear();
-            self.used.clear();
-        } else if self.n_used > 0 {
-            self.n_chosen = self.n_used;
-            self.follow.learn(self.experts.len(), &self.used_before, &self.used);
+            self.examples.all.clear();
+            self.used[0].clear();
+        } else if self.running.n_used > 0 {
+            self.n_chosen = self.running.n_used;
+            let [now, before] = &self.used;
+            self.follow.learn(self.experts.len(), before, now);
         }
-        self.examples_age += 1;
-        if self.examples.is_empty() || self.examples_age >= HORIZON_TOKENS {
-            let mut examples = std::mem::take(&mut self.examples);
-            learn(self.is_scored(), &examples);
-            examples.clear();
-            examples.extend((0..self.experts.len()).map(|index| (self.features(index), false)));
-            self.examples = examples;
-            self.examples_age = 0;
+        self.examples.age += 1;
+        if self.examples.all.is_empty() || self.examples.age >= HORIZON_TOKENS {
+            let mut all = std::mem::take(&mut self.examples.all);
+            learn(self.is_scored(), &all);
+            all.clear();
+            all.extend((0..self.experts.len()).map(|index| (self.features(index), false)));
+            self.examples = Examples { all, age: 0 };
         }
         // A sequence that went back to earlier tokens does not tell how many they were.
         self.n_tokens =
             self.token.map_or(Some(token.saturating_add(1)), |before| token.checked_sub(before)).unwrap_or(1);
-        (self.token, self.n_rows, self.weight, self.n_used) = (Some(token), 0, 0.0, 0);
+        (self.token, self.running) = (Some(token), Running::default());
         self.probabilities.clear();
-        std::mem::swap(&mut self.used, &mut self.used_before);
-        self.used.clear();
+        self.used.reverse();
+        self.used[0].clear();
         self.step = self.step.saturating_add(self.n_tokens);
         self.sequence_tokens += 1.0;
         self.run_tokens += 1.0;
@@ -142,12 +155,12 @@ impl Layer {
     }
 
     pub(super) fn begin_sequence(&mut self) {
-        (self.token, self.n_rows, self.weight, self.n_used) = (None, 0, 0.0, 0);
+        (self.token, self.running) = (None, Running::default());
         self.sequence_tokens = 0.0;
         self.probabilities.clear();
         self.experts.iter_mut().for_each(|expert| expert.n_sequence = 0.0);
-        self.used.clear();
-        self.examples.clear();
+        self.used[0].clear();
+        self.examples.all.clear();
     }
 
     /// Statistics that outlive a sequence; residents are saved elsewhere.
@@ -191,7 +204,7 @@ impl Layer {
         let is_first = self.is_scored != Some(is_scored);
         if is_first {
             self.is_scored = Some(is_scored);
-            self.examples.clear();
+            self.examples.all.clear();
             self.experts.iter_mut().for_each(|expert| expert.evidence = [0.0; N_RATES]);
         }
         is_first
@@ -199,7 +212,7 @@ impl Layer {
 
     /// An expert's evidence is the logarithm of the ratio of its score to the last selected one's.
     pub(super) fn on_scores(&mut self, scores: &[f32], keep: &[f32; N_RATES]) {
-        self.n_rows += 1;
+        self.running.n_rows += 1;
         self.probabilities.clear();
         if scores.is_empty() {
             return;
@@ -221,9 +234,9 @@ impl Layer {
     /// A use in the running step. Without scores, an expert's evidence is its weight, 0 if it was not chosen.
     pub(super) fn on_use(&mut self, index: u16, usage: Use, keep: &[f32; N_RATES]) {
         let weight = if usage.weight.is_finite() { usage.weight.clamp(0.0, 1e6) } else { 0.0 };
-        if self.n_rows == 0 {
+        if self.running.n_rows == 0 {
             self.expect_evidence(false);
-            if self.n_used == 0 {
+            if self.running.n_used == 0 {
                 self.experts.iter_mut().for_each(|expert| fade(&mut expert.evidence, keep, 0.0));
             }
             let evidence = weight / (1.0 + weight);
@@ -231,12 +244,12 @@ impl Layer {
             means.iter_mut().zip(*keep).for_each(|(mean, keep)| *mean += evidence * (1.0 - keep));
         }
         self.probabilities.clear();
-        let tokens_before = self.weight.max(1.0);
-        self.weight += weight;
-        let more_tokens = self.weight.max(1.0) - tokens_before;
+        let tokens_before = self.running.weight.max(1.0);
+        self.running.weight += weight;
+        let more_tokens = self.running.weight.max(1.0) - tokens_before;
         self.sequence_tokens += more_tokens;
         self.run_tokens += more_tokens;
-        self.n_used += 1;
+        self.running.n_used += 1;
         let n_tokens = usage.n_tokens as f32;
         let before = self.step - self.n_tokens;
         let last = self.step - u64::from(usage.since).min(self.n_tokens - 1);
@@ -248,10 +261,10 @@ impl Layer {
             expert.uses.iter_mut().zip(*keep).for_each(|(mean, keep)| *mean += 1.0 - keep);
             expert.n_sequence += n_tokens;
             expert.n_run += n_tokens;
-            if let Some((_, came)) = self.examples.get_mut(usize::from(index)) {
+            if let Some((_, came)) = self.examples.all.get_mut(usize::from(index)) {
                 *came = true;
             }
-            self.used.push(index);
+            self.used[0].push(index);
         }
         if is_revealed {
             let demand = usage.precision.map_or(2, Precision::index);
@@ -270,19 +283,14 @@ impl Layer {
         let ever = (expert.n_run + prior * USED_PART) / (self.run_tokens + prior);
         let lately = (expert.n_sequence + prior * ever) / (self.sequence_tokens + prior);
         let logarithm = |frequency: f32| frequency.clamp(1e-4, 1.0).ln() * LOG_SCALE;
-        let next = self.follow.chance(&self.used, index);
+        let next = self.follow.chance(&self.used[0], index);
         let mut features = [1.0; N_FEATURES];
         features[1..=N_RATES].copy_from_slice(&expert.evidence);
         features[1 + N_RATES..=2 * N_RATES].copy_from_slice(&expert.uses);
         let age = if expert.last_step > 0 { self.step - expert.last_step } else { self.step } as f32;
-        let ages = [1.0 / (1.0 + age), -(1.0 + age).ln() * LOG_SCALE];
-        features[1 + 2 * N_RATES..].copy_from_slice(&[
-            logarithm(lately),
-            logarithm(ever),
-            ages[0],
-            ages[1],
-            logarithm(next),
-        ]);
+        let [inverse_age, log_age] = [1.0 / (1.0 + age), -(1.0 + age).ln() * LOG_SCALE];
+        let rest = [logarithm(lately), logarithm(ever), inverse_age, log_age, logarithm(next)];
+        features[1 + 2 * N_RATES..].copy_from_slice(&rest);
         features
     }
 

@@ -2,8 +2,8 @@
 //! for ever.
 
 use super::*;
-use crate::cache::policy::replay::{Router, synthetic};
-use crate::cache::policy::scripts::{Aged, aged, at, high, insert, low, token, used, victim_of};
+use crate::cache::policy::tests::replay::{Router, synthetic};
+use crate::cache::policy::tests::scripts::{Aged, aged, at, high, insert, low, token, used, victim_of};
 use crate::cache::policy::{Belady, PolicyKind, Shape, Weights, build};
 use crate::expert::Precision;
 

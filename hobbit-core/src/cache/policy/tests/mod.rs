@@ -1,8 +1,11 @@
-//! Properties of all policies.
+//! Properties of all policies, and helpers of their tests.
 
-use super::replay::{Choice, Trace};
+pub(super) mod replay;
+pub(super) mod scripts;
+
 use super::*;
 use proptest::prelude::*;
+use replay::{Choice, Trace};
 
 const SHAPE: Shape = Shape { n_layers: 4, low_cost: 0.25 };
 

@@ -1,27 +1,27 @@
 //! Traces for the tests of all policies, and their replay through a cache.
 
-use super::{Policy, Upcoming, Use};
+use crate::cache::policy::{Policy, Upcoming, Use};
 use crate::cache::{Cache, LayerLayout, PoolLayout, SliceKinds};
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
 
 /// One layer of one token.
-pub(super) struct Choice {
-    pub(super) layer: u16,
-    pub(super) scores: Vec<f32>,
+pub(in crate::cache::policy) struct Choice {
+    pub(in crate::cache::policy) layer: u16,
+    pub(in crate::cache::policy) scores: Vec<f32>,
     /// Experts with their shares of the router's weight, best first.
-    pub(super) chosen: Vec<(u16, f32)>,
+    pub(in crate::cache::policy) chosen: Vec<(u16, f32)>,
 }
 
 /// Tokens of one sequence, layers within them.
-pub(super) struct Trace {
-    pub(super) n_expert: u16,
-    pub(super) n_layers: u16,
-    pub(super) tokens: Vec<Vec<Choice>>,
+pub(in crate::cache::policy) struct Trace {
+    pub(in crate::cache::policy) n_expert: u16,
+    pub(in crate::cache::policy) n_layers: u16,
+    pub(in crate::cache::policy) tokens: Vec<Vec<Choice>>,
 }
 
 impl Trace {
     /// The uses to come, the token's number as their time.
-    pub(super) fn future(&self) -> impl Iterator<Item = Upcoming> {
+    pub(in crate::cache::policy) fn future(&self) -> impl Iterator<Item = Upcoming> {
         self.tokens.iter().zip(0..).flat_map(|(layers, time)| {
             layers.iter().flat_map(move |Choice { layer, chosen, .. }| {
                 let expert = move |index| ExpertId { layer: *layer, index };
@@ -36,7 +36,12 @@ impl Trace {
 
     /// Misses with `slots_per_layer` slots per layer, high versions only; a token's experts of a layer are pinned
     /// together.
-    pub(super) fn misses(&self, policy: Box<dyn Policy>, slots_per_layer: u32, with_scores: bool) -> usize {
+    pub(in crate::cache::policy) fn misses(
+        &self,
+        policy: Box<dyn Policy>,
+        slots_per_layer: u32,
+        with_scores: bool,
+    ) -> usize {
         let kinds = SliceKinds::from_iter([SliceKind::Down]);
         let members =
             |layer| (0..self.n_expert).map(move |index| Version::high(ExpertId { layer, index })).collect::<Vec<_>>();
@@ -91,10 +96,10 @@ fn run_layer(cache: &mut Cache, choice: &Choice, with_scores: bool) -> usize {
 }
 
 /// xorshift64*: equal everywhere.
-pub(super) struct Random(u64);
+pub(in crate::cache::policy) struct Random(u64);
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(in crate::cache::policy) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
@@ -113,21 +118,21 @@ impl Random {
 
 /// How strongly a synthetic router prefers, as standard deviations of its logits.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Router {
-    pub(super) n_expert: u16,
-    pub(super) n_chosen: usize,
-    pub(super) n_tokens: usize,
+pub(in crate::cache::policy) struct Router {
+    pub(in crate::cache::policy) n_expert: u16,
+    pub(in crate::cache::policy) n_chosen: usize,
+    pub(in crate::cache::policy) n_tokens: usize,
     /// Some experts always.
-    pub(super) always: f64,
+    pub(in crate::cache::policy) always: f64,
     /// Others for about a hundred tokens.
-    pub(super) topic: f64,
+    pub(in crate::cache::policy) topic: f64,
     /// Others for a few tokens: 0.7 of it is there one token later.
-    pub(super) drift: f64,
+    pub(in crate::cache::policy) drift: f64,
     /// Others for one token.
-    pub(super) noise: f64,
+    pub(in crate::cache::policy) noise: f64,
 }
 
-pub(super) fn synthetic(router: Router, seed: u64) -> Trace {
+pub(in crate::cache::policy) fn synthetic(router: Router, seed: u64) -> Trace {
     let mut random = Random::new(seed);
     let n = usize::from(router.n_expert);
     let mut draw = |deviation: f64| (0..n).map(|_| deviation * random.normal()).collect::<Vec<f64>>();
