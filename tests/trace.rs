@@ -10,7 +10,7 @@ use hobbit_core::cache::Allocation;
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::predict::PredictorKind;
 use hobbit_core::route::Shares;
-use hobbit_core::sim::{Config, FitGoal, PredictedBy, Recording, Slots, fit, recall, replay};
+use hobbit_core::sim::{Config, FitGoal, Memory, PredictedBy, Recording, Slots, fit, recall, replay};
 use hobbit_core::trace::{LayerRecord, ReadClass, Record, TraceReader};
 use hobbit_synth::{self as synth, Spec};
 
@@ -97,7 +97,7 @@ fn a_rerouted_run_is_recorded_and_replayed() {
     assert!(uses > 100 && n_rerouted == uses, "{n_rerouted} of {uses}");
     let recording = Recording::open(&path).unwrap();
     let config = Config::recorded(&recording).unwrap();
-    assert_eq!((config.rerouting.bias, config.rerouting.keep_top), (0.2, 1));
+    assert_eq!((config.routing.cache_bias, config.routing.keep_top), (0.2, 1));
     let replayed = replay(&recording, &config, &mut |_, _, _| ()).unwrap();
     let near = |a: u64, b: u64| a.abs_diff(b) * 100 <= a.max(b);
     let (counted, again) = ((uses, total.hits), (replayed.decode.rerouted.uses, replayed.total().hits));
@@ -113,9 +113,7 @@ fn fitted_weights_save_misses_and_their_run_is_replayed_too() {
     let (expected, _, lru) = run(&options(PolicyKind::Lru, Some(&path("lru.trace"))));
     let recordings = [Recording::open(&path("lru.trace")).unwrap()];
     let goal = FitGoal {
-        budget: "50%".parse().unwrap(),
-        slots: Slots::default(),
-        low_percent: 0.0,
+        memory: Memory { budget: "50%".parse().unwrap(), slots: Slots::default(), low_percent: 0.0 },
         shares: Shares::new(0.67, 0.3, 0.03).unwrap(),
         thresholds: None,
     };
@@ -131,7 +129,7 @@ fn fitted_weights_save_misses_and_their_run_is_replayed_too() {
             let by_layer: Vec<u32> = recording.header.model.layers.iter().map(|layer| layer.slots_high).collect();
             assert_eq!(by_layer, expected_slots, "half of 6 layers of 8");
             let config = Config::recorded(&recording).unwrap();
-            assert_eq!((config.slots, config.weights), (Slots::Layers(slots), fitted.weights));
+            assert_eq!((config.memory.slots, config.weights), (Slots::Layers(slots), fitted.weights));
             let total = replay(&recording, &config, &mut |_, _, _| ()).unwrap().total();
             assert_eq!((total.hits, total.n_misses()), (hits, misses), "{slots}");
             misses

@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 use crate::args::{bytes, number, percent, strength};
 use crate::argv::Switch;
 use crate::manuals::PagesArgs;
-use hobbit::options::{self, PrecisionMode, RoutingOptions, VirtualExperts, VirtualUpdate};
+use hobbit::options::{self, PrecisionMode, PrecisionOptions, RoutingOptions, VirtualExperts, VirtualUpdate};
 use hobbit_core::cache::policy::{PolicyKind, Weights};
 use hobbit_core::predict::PredictorKind;
 use hobbit_core::route::{Rerouting, Shares, Thresholds};
@@ -228,24 +228,22 @@ impl WorldArgs {
     /// The recorded settings, changed by the flags.
     pub fn config(&self, recording: &Recording) -> Result<Config> {
         let mut config = Config::recorded(recording)?;
-        config.slots = self.slots.unwrap_or(config.slots);
+        config.memory.slots = self.slots.unwrap_or(config.memory.slots);
         if !self.calibration.is_empty() {
             config.path_table = Some(Arc::new(path_table(&super::others(&self.calibration, recording)?)));
         }
         if self.t1.is_some() || self.t2.is_some() || self.precision == Some(PrecisionMode::Dynamic) {
-            let default = match config.mode {
-                PrecisionMode::Dynamic => config.thresholds,
-                PrecisionMode::Exact => Thresholds::default(),
-            };
-            config.mode = PrecisionMode::Dynamic;
-            config.thresholds = Thresholds::new(self.t1.unwrap_or(default.t1), self.t2.unwrap_or(default.t2))?;
+            let default = if config.is_dynamic() { config.thresholds() } else { Thresholds::default() };
+            let Thresholds { t1, t2 } = Thresholds::new(self.t1.unwrap_or(default.t1), self.t2.unwrap_or(default.t2))?;
+            let mode = Some(PrecisionMode::Dynamic);
+            config.precision = PrecisionOptions { mode, t1: Some(t1), t2: Some(t2), ..config.precision };
         }
-        config.mode = self.precision.unwrap_or(config.mode);
-        config.low_percent = self.low_share.unwrap_or(0.0);
-        config.upgrade = self.upgrade.map_or(config.upgrade, |switch| switch.0);
-        config = config.with_routing(&self.routing(recording));
+        config.precision.mode = self.precision.or(config.precision.mode);
+        config.memory.low_percent = self.low_share.unwrap_or(0.0);
+        config.precision.upgrade = self.upgrade.map_or(config.precision.upgrade, |switch| switch.0);
+        config.routing = self.routing(recording);
         anyhow::ensure!(
-            self.virtual_update.is_none() || config.virtual_experts.is_some(),
+            self.virtual_update.is_none() || config.routing.virtual_experts != VirtualExperts::Off,
             "--virtual-update is of no use without --virtual-experts on"
         );
         config.weights = self.policy_weights.unwrap_or(config.weights);

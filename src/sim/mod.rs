@@ -22,7 +22,7 @@ use super::exit;
 use crate::args::read;
 use hobbit_core::files::{self, Input, Kind, Output, OutputError};
 use hobbit_core::route::Thresholds;
-use hobbit_core::sim::{FitGoal, Fitted, Recording, SimError, fit};
+use hobbit_core::sim::{FitGoal, Fitted, Memory, Recording, SimError, fit};
 use hobbit_core::trace::TraceReader;
 
 /// Runs `hobbit-sim` with the arguments of this process. Ctrl-C keeps the system's default, status 130 in a shell:
@@ -72,9 +72,7 @@ fn tune(args: &TuneArgs, out: &mut dyn Write) -> Result<()> {
     };
     let recordings: Vec<_> = args.files.iter().map(|file| open(file, args.low_bytes)).collect::<Result<_>>()?;
     let goal = FitGoal {
-        budget: args.budget,
-        slots: args.slots,
-        low_percent: args.low_share,
+        memory: Memory { budget: args.budget, slots: args.slots, low_percent: args.low_share },
         shares: args.shares,
         thresholds,
     };

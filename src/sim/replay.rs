@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::args::{ReplayArgs, WorldArgs};
 use super::table;
 use hobbit_core::predict::PredictorKind;
-use hobbit_core::sim::{Budget, Config, Eviction, Outcome, PredictedBy, Recording, Shares, SimError, replay};
+use hobbit_core::sim::{Budget, Config, Eviction, Memory, Outcome, PredictedBy, Recording, Shares, SimError, replay};
 use hobbit_core::units::{MIB, Percent};
 
 pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
@@ -123,6 +123,7 @@ fn compare(
     let blind = PredictedBy::Predictor(PredictorKind::None);
     let mut configs = Vec::new();
     for &budget in budgets {
+        let memory = Memory { budget, ..base.memory };
         for &predictor in predictors {
             let mut all = evictions.to_vec();
             all.retain(|eviction| *eviction != Eviction::Belady);
@@ -130,15 +131,16 @@ fn compare(
                 all.insert(0, lru);
             }
             for eviction in all {
-                configs.push(world.with_predictor(&Config { eviction, budget, ..base.clone() }, predictor));
+                configs.push(world.with_predictor(&Config { eviction, memory, ..base.clone() }, predictor));
             }
         }
-        configs.push(world.with_predictor(&Config { eviction: Eviction::Belady, budget, ..base.clone() }, blind));
+        configs.push(world.with_predictor(&Config { eviction: Eviction::Belady, memory, ..base.clone() }, blind));
     }
     let outcomes = on_all_processors(&configs, |config| replay(recording, config, &mut |_, _, _| {}))?;
     let penalty = |eviction, predictor, budget| {
-        let is_it =
-            |config: &Config| (config.eviction, config.predictor, config.budget) == (eviction, predictor, budget);
+        let is_it = |config: &Config| {
+            (config.eviction, config.predictor, config.memory.budget) == (eviction, predictor, budget)
+        };
         let at = configs.iter().position(is_it)?;
         Some(outcomes[at].total().penalty).filter(|penalty| *penalty > 0.0)
     };
@@ -146,12 +148,12 @@ fn compare(
         let own = outcome.total().penalty;
         Row {
             policy: config.eviction.to_string(),
-            budget: config.budget.to_string(),
+            budget: config.memory.budget.to_string(),
             predictor: config.predictor.to_string(),
             routing: routing.clone(),
             shares: outcome.decode.shares(),
-            penalty_to_lru: penalty(lru, config.predictor, config.budget).map(|lru| own / lru),
-            penalty_to_belady: penalty(Eviction::Belady, blind, config.budget).map(|least| own / least),
+            penalty_to_lru: penalty(lru, config.predictor, config.memory.budget).map(|lru| own / lru),
+            penalty_to_belady: penalty(Eviction::Belady, blind, config.memory.budget).map(|least| own / least),
             outcome: outcome.clone(),
         }
     });

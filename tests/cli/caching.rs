@@ -5,7 +5,7 @@ use std::path::Path;
 use hobbit::engine::Ggml;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::pack::{PackKind, PackSpec};
-use hobbit_core::predict::{PathLimits, PathTableBuilder, PredictShape};
+use hobbit_core::predict::{PathTableBuilder, PredictShape};
 use hobbit_core::profile::{
     FORMAT, MeasuredMix, Mix, Mixes, ModelId, Profile, TextId, VERSION, mixes_to_json, write_path_table,
 };
@@ -53,7 +53,7 @@ fn a_path_table_is_taken_from_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let table = dir.path().join("a.paths").display().to_string();
     let shape = PredictShape::new((0..6).map(|layer| (layer, 8)), |_| 2);
-    let mut builder = PathTableBuilder::new(shape, PathLimits::default());
+    let mut builder = PathTableBuilder::new(shape);
     (0..6).for_each(|layer| builder.observe(layer, [1, 2]));
     write_path_table(table.as_ref(), &builder.build()).unwrap();
     let ahead = ["--predictor", "path-table", "--prefetch", "on", "--path-table", &table, "--stats-json", "stats.json"];

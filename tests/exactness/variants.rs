@@ -12,7 +12,7 @@ use hobbit_core::cache::Allocation;
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::plan::ExpertCache;
-use hobbit_core::predict::{PathBatches, PathLimits, PathTableBuilder, PredictorKind};
+use hobbit_core::predict::{PathBatches, PredictorKind};
 use hobbit_core::profile::write_path_table;
 use hobbit_core::store::IoMode;
 
@@ -74,8 +74,7 @@ fn check_variants(reference: &Reference, variants: &[Variant]) -> Vec<String> {
 fn learn_paths(reference: &Reference) -> Result<PathBuf> {
     let options = ModelOptions { repack: Repack::Off, ..options(ExpertCache::Auto) };
     let model = Model::open(&reference.path, &options)?;
-    let builder = PathTableBuilder::new(model.predict_shape(), PathLimits::default());
-    let batches = Arc::new(Mutex::new(PathBatches::new(builder)));
+    let batches = Arc::new(Mutex::new(PathBatches::new(model.predict_shape())));
     let seen = Arc::clone(&batches);
     let observer: RouterObserver = Box::new(move |choice| {
         let experts = choice.experts.iter().map(|&id| id as u16);

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use gungraun::{Callgrind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main};
 use hobbit_core::expert::Extent;
 use hobbit_core::load::balance::{Balancer, Costs, HelperMode, Miss, split};
-use hobbit_core::options::PrecisionMode;
+use hobbit_core::options::{PrecisionMode, PrecisionOptions, RoutingOptions};
 use hobbit_core::planes::{self, HIGH_BYTES, LOW_BYTES, Q4_1_BYTES, Q8_0_BYTES};
 use hobbit_core::predict::{Gate, GateStack, Gating};
-use hobbit_core::route::{Rerouting, Routing, Thresholds};
+use hobbit_core::route::{Routing, Thresholds};
 use hobbit_core::sim::{Budget, Compute, Config, Prefetch, Recording, path_table, replay};
 use hobbit_core::store::{Form, Order, Rearrange, Rows};
 use hobbit_guard::{N_EXPERT, N_LAYERS, N_USED, choice, floats, q8_0, recording, tokens};
@@ -29,7 +29,7 @@ type Run = (Recording, Config);
 /// A layer takes as long as a few reads. Half of the experts have slots.
 fn set_up(recording: Recording, change: impl FnOnce(&mut Config)) -> Run {
     let mut config = Config::recorded(&recording).expect("known settings");
-    config.budget = Budget::Percent(50.0);
+    config.memory.budget = Budget::Percent(50.0);
     config.eviction = "learned".parse().expect("a policy");
     config.predictor = "none".parse().expect("a predictor");
     config.link.bytes_per_second = 8e9;
@@ -48,13 +48,15 @@ fn policy(name: &str) -> Run {
 
 /// Low versions by HOBBIT's scorer, and Fate's rule in prompts.
 fn dynamic(config: &mut Config) {
-    (config.mode, config.thresholds, config.low_percent) = (PrecisionMode::Dynamic, Thresholds::default(), 20.0);
-    config.prefill_low = 0.25;
+    config.memory.low_percent = 20.0;
+    let Thresholds { t1, t2 } = Thresholds::default();
+    let (mode, prefill_low) = (Some(PrecisionMode::Dynamic), Some(0.25));
+    config.precision = PrecisionOptions { mode, t1: Some(t1), t2: Some(t2), prefill_low, ..config.precision };
 }
 
 fn rerouted(bias: f32, substitute: f32) -> Run {
-    let rules = Rerouting { bias, keep_top: 1, substitute, substitute_max: None, only_present: false };
-    decode(|config| config.rerouting = rules)
+    let routing = RoutingOptions { cache_bias: bias, substitute, ..RoutingOptions::default() };
+    decode(|config| config.routing = routing)
 }
 
 fn predictor(name: &str, tries: bool) -> Run {

@@ -140,7 +140,7 @@ pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()
     }
     let shape = Shape::of(&gguf)?;
     let mut types: Vec<GgmlType> =
-        shape.experts_per_token.keys().chain(shape.ordinary_per_token.keys()).copied().collect();
+        shape.per_token.experts.keys().chain(shape.per_token.ordinary.keys()).copied().collect();
     types.sort_unstable();
     types.dedup();
     let is_there = args.shape.is_none() && gguf.missing_bytes() == 0;
@@ -164,13 +164,13 @@ fn report(args: &Args, gguf: &Gguf, shape: Shape, machine: Machine) -> anyhow::R
         Err(error) => return Err(error.into()),
     };
     let one = shape.layers.first().map_or(0, |layer| layer.expert_bytes);
-    let token_bytes = shape.experts_per_token.values().chain(shape.ordinary_per_token.values()).sum();
+    let token_bytes = shape.per_token.experts.values().chain(shape.per_token.ordinary.values()).sum();
     Ok(Report {
         model: Model {
             name: args.shape.clone().unwrap_or_else(|| shape.name.clone()),
             architecture: shape.architecture.clone(),
             n_parameters: shape.n_parameters,
-            n_parameters_used: shape.n_parameters_used,
+            n_parameters_used: shape.per_token.n_parameters,
             tensor_bytes: shape.tensor_bytes,
             expert_bytes: shape.expert_bytes,
             n_layers: shape.layers.len(),
@@ -178,7 +178,7 @@ fn report(args: &Args, gguf: &Gguf, shape: Shape, machine: Machine) -> anyhow::R
             n_expert_used: shape.n_expert_used,
             one_expert_bytes: one,
             token_bytes,
-            kv_bytes_per_token: shape.kv_bytes_per_token,
+            kv_bytes_per_token: shape.per_token.kv_bytes,
             partial: (args.shape.is_none() && missing > 0).then(|| (gguf.file_bytes(), missing)),
         },
         memory: rows(&shape, &machine.host, &task, &expectation),

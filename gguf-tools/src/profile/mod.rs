@@ -17,7 +17,7 @@ use hobbit_core::files::Kind;
 use hobbit_core::gguf::GgmlType;
 use hobbit_core::pack::imatrix::Imatrix;
 use hobbit_core::plan::{Budget, ExpertCache};
-use hobbit_core::predict::{PathBatches, PathLimits, PathTableBuilder};
+use hobbit_core::predict::PathBatches;
 use hobbit_core::profile::{
     ChosenThresholds, FORMAT, MeasuredMix, Mixes, ModelId, Profile, TextId, Uses, VERSION, in_percent, write_path_table,
 };
@@ -192,10 +192,7 @@ fn profile(args: &Args) -> anyhow::Result<Profile> {
     };
     let runs: Vec<Run> = args.expert_cache.iter().map(run).collect::<anyhow::Result<_>>()?;
     let first = runs.first().context("--expert-cache: give a size, or 25%")?;
-    let mut batches = args
-        .path_table
-        .as_ref()
-        .map(|_| PathBatches::new(PathTableBuilder::new(model.predict_shape(), PathLimits::default())));
+    let mut batches = args.path_table.as_ref().map(|_| PathBatches::new(model.predict_shape()));
     let (perplexity, uses) = text::observe(model, &text, context, first.threads, batches.as_mut())?;
     if let (Some(path), Some(batches)) = (&args.path_table, batches) {
         make_path_table(path, batches)?;

@@ -120,9 +120,9 @@ fn processors(records: &[Record]) -> BTreeMap<String, Cpu> {
         let Some(speed) = record.number("hobbit_decode_ts") else { continue };
         let shape = shape_of(&spec);
         let uses: u64 = shape.layers.len() as u64 * u64::from(shape.n_expert_used);
-        let bytes: u64 = shape.experts_per_token.values().chain(shape.ordinary_per_token.values()).sum();
+        let bytes: u64 = shape.per_token.experts.values().chain(shape.per_token.ordinary.values()).sum();
         let rate = bytes as f64 / (1.0 / speed - uses as f64 * EXPERT_SECONDS);
-        let dtype = *shape.experts_per_token.keys().next().unwrap();
+        let dtype = *shape.per_token.experts.keys().next().unwrap();
         found.entry((record.machine.clone(), dtype)).or_default().push(rate);
     }
     let mut processors: BTreeMap<String, Cpu> = BTreeMap::new();

@@ -37,7 +37,7 @@ impl Locality {
     /// Share of uses, 0..=1, that hit if `share` of a layer's experts have slots.
     pub fn hit(&self, share: f64) -> f64 {
         let share = share.clamp(0.0, 1.0);
-        let after = self.points.partition_point(|(own, _)| *own < share).max(1);
+        let after = self.points.partition_point(|(x, _)| *x < share).max(1);
         let (from, to) = (self.points[after - 1], self.points[after]);
         from.1 + (to.1 - from.1) * (share - from.0) / (to.0 - from.0)
     }

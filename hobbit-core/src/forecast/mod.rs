@@ -40,7 +40,7 @@ pub use known::{Expectation, Known, TRAINED};
 pub use locality::Locality;
 pub(crate) use shape::TypeBytes;
 use shape::UBATCH_TOKENS;
-pub use shape::{ExpertLayer, Shape, ShapeError};
+pub use shape::{ExpertLayer, PerToken, Shape, ShapeError};
 pub use steady::{FirstToken, Products, Run, Start, routes, run};
 
 /// Approximate number of expert uses simulated for one figure: more change only the last digit.

@@ -52,8 +52,6 @@ pub struct Shape {
     pub name: String,
     pub architecture: String,
     pub n_parameters: u64,
-    /// Number of weights that one token is multiplied with.
-    pub n_parameters_used: u64,
     pub tensor_bytes: u64,
     /// Experts of layers that run.
     pub expert_bytes: u64,
@@ -61,20 +59,24 @@ pub struct Shape {
     pub ordinary_bytes: u64,
     pub layers: Vec<ExpertLayer>,
     pub n_expert_used: u32,
-    /// Expert weights that one token uses, by type.
-    pub experts_per_token: TypeBytes,
-    /// Other weights that one token uses, by type: all but the embeddings of other tokens.
-    pub ordinary_per_token: TypeBytes,
-    /// Keys and values of a token of the context, F16.
-    pub kv_bytes_per_token: u64,
-    /// State of the recurrent layers, F32.
-    state_bytes: u64,
+    pub per_token: PerToken,
     pub pools: Vec<PoolSpec>,
     pub staging: StagingWish,
-    compute_bytes: u64,
-    /// Buffers for gathered rows of a batch, beside the compute buffers.
-    scratch_bytes: u64,
-    n_vocab: u64,
+    /// Costs without a context.
+    fixed: FixedCosts,
+}
+
+/// Weights that one token is multiplied with, and its memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PerToken {
+    /// Number of these weights.
+    pub n_parameters: u64,
+    /// Bytes of experts, by type.
+    pub experts: TypeBytes,
+    /// Bytes of other weights, by type: all but the embeddings of other tokens.
+    pub ordinary: TypeBytes,
+    /// Keys and values of a token of the context, F16.
+    pub kv_bytes: u64,
 }
 
 /// Weights beside experts that one token uses, by type, and their number.
@@ -138,8 +140,9 @@ impl Shape {
         }
         let mut pools: Vec<(ExpertClass, Vec<u16>)> = Vec::new();
         let mut layers = Vec::new();
-        let mut experts_per_token = TypeBytes::new();
-        let mut expert_parameters_used = 0u64;
+        let (ordinary, n_parameters) = ordinary(gguf);
+        let kv_bytes = gguf.kv_elements().saturating_mul(2);
+        let mut per_token = PerToken { n_parameters, experts: TypeBytes::new(), ordinary, kv_bytes };
         for own in &experts.layers {
             let class = ExpertClass::windowed(&own.tensors);
             let pool = pools.iter().position(|(known, _)| *known == class).unwrap_or_else(|| {
@@ -151,37 +154,39 @@ impl Shape {
             layers.push(ExpertLayer { layer: own.layer, n_expert, expert_bytes: own.expert_bytes(), pool });
             let n_used = u64::from(gguf.n_expert_used(own.layer).min(own.n_expert));
             for tensor in &own.tensors {
-                *experts_per_token.entry(tensor.dtype).or_default() += n_used * tensor.slice_bytes;
+                *per_token.experts.entry(tensor.dtype).or_default() += n_used * tensor.slice_bytes;
                 let parameters = n_used.saturating_mul(tensor.ne0.saturating_mul(tensor.ne1));
-                expert_parameters_used = expert_parameters_used.saturating_add(parameters);
+                per_token.n_parameters = per_token.n_parameters.saturating_add(parameters);
             }
         }
         let n_kinds = pools.iter().map(|(class, _)| class.slices.len()).max().unwrap_or(0);
         let specs: Vec<PoolSpec> =
             pools.into_iter().map(|(class, n_versions)| PoolSpec::of(&class, Precision::High, n_versions)).collect();
 
-        let (ordinary_per_token, n_ordinary_used) = ordinary(gguf);
         let n_embd = number("embedding_length").unwrap_or(0);
         let n_vocab = gguf.tensor("token_embd.weight").and_then(|tensor| tensor.dims.get(1).copied()).unwrap_or(0);
         let (activations, scratch_bytes) = activations(&experts, n_embd, u64::from(n_expert_used));
+        let ordinary_bytes = per_token.ordinary.values().copied().fold(0, u64::saturating_add);
+        let fixed = FixedCosts {
+            weights: ordinary_bytes,
+            // The state of recurrent layers, F32.
+            kv: gguf.state_elements().saturating_mul(4),
+            compute: activations.saturating_add(n_vocab).saturating_mul(4),
+            runtime: n_vocab.saturating_mul(VOCABULARY_BYTES).saturating_add(PROCESS_BYTES + scratch_bytes),
+            prediction: layers.iter().map(|layer| table_bytes(PolicyKind::default(), layer.n_expert)).sum(),
+        };
         let slice_max = specs.iter().map(|spec| spec.slice_stride_max).max().unwrap_or(0);
         Ok(Self {
             n_parameters: gguf.tensors.iter().map(elements).fold(0, u64::saturating_add),
-            n_parameters_used: n_ordinary_used.saturating_add(expert_parameters_used),
             tensor_bytes: gguf.tensor_bytes(),
             expert_bytes: experts.bytes(),
-            ordinary_bytes: ordinary_per_token.values().copied().fold(0, u64::saturating_add),
+            ordinary_bytes,
             layers,
             n_expert_used,
-            experts_per_token,
-            ordinary_per_token,
-            kv_bytes_per_token: gguf.kv_elements().saturating_mul(2),
-            state_bytes: gguf.state_elements().saturating_mul(4),
+            per_token,
             pools: specs,
             staging: StagingWish::of(slice_max, n_kinds),
-            compute_bytes: activations.saturating_add(n_vocab).saturating_mul(4),
-            scratch_bytes,
-            n_vocab,
+            fixed,
             name,
             architecture,
         })
@@ -189,13 +194,8 @@ impl Shape {
 
     /// Estimated memory besides experts for a context of `n_ctx` tokens; the engine measures it.
     pub fn fixed_costs(&self, n_ctx: u64) -> FixedCosts {
-        FixedCosts {
-            weights: self.ordinary_bytes,
-            kv: self.kv_bytes_per_token.saturating_mul(n_ctx).saturating_add(self.state_bytes),
-            compute: self.compute_bytes,
-            runtime: (self.n_vocab.saturating_mul(VOCABULARY_BYTES)).saturating_add(PROCESS_BYTES + self.scratch_bytes),
-            prediction: self.layers.iter().map(|layer| table_bytes(PolicyKind::default(), layer.n_expert)).sum(),
-        }
+        let kv = self.per_token.kv_bytes.saturating_mul(n_ctx).saturating_add(self.fixed.kv);
+        FixedCosts { kv, ..self.fixed }
     }
 
     /// Experts of the first layer that has some: no known model has different numbers per layer.

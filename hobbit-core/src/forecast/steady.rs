@@ -11,7 +11,9 @@ use super::{EXPERT_SECONDS, FRESH_SECONDS_PER_BYTE, Host, OPERATIONS_PER_BYTE, R
 use crate::cache::policy::PolicyKind;
 use crate::expert::{ExpertId, Version};
 use crate::random::SplitMix64;
-use crate::sim::{Batch, Budget, Compute, Config, Device, Event, Eviction, LinkModel, Recording, Slots, replay};
+use crate::sim::{
+    Batch, Budget, Compute, Config, Device, Event, Eviction, LinkModel, Memory, Recording, Slots, replay,
+};
 use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, ResidentsRecord};
 
 const SEED: u64 = 15;
@@ -35,21 +37,21 @@ pub struct Products {
 impl Products {
     /// Times for a model on a machine with `n_past` tokens, whose keys and values are read for each new one.
     pub fn of(shape: &Shape, host: &Host, rooms: &Rooms, n_past: u64) -> Self {
-        let past = shape.kv_bytes_per_token.saturating_mul(n_past) as f64;
+        let past = shape.per_token.kv_bytes.saturating_mul(n_past) as f64;
         let n_layers = shape.layers.len().max(1) as u64;
         let n_used = shape
             .layers
             .iter()
             .map(|layer| u64::from(layer.n_expert.min(shape.n_expert_used.min(u16::MAX.into()) as u16)));
         let uses = n_used.sum::<u64>().max(1);
-        let on_cpu = host.cpu.seconds(&shape.experts_per_token) / uses as f64 + EXPERT_SECONDS;
+        let on_cpu = host.cpu.seconds(&shape.per_token.experts) / uses as f64 + EXPERT_SECONDS;
         let (ordinary, on_device) = match (host.device, &rooms.device) {
             (Some(device), Some(_)) => {
                 let seconds = |weights: &BTreeMap<_, u64>| weights.values().sum::<u64>() as f64 / device.bandwidth;
-                let on_device = seconds(&shape.experts_per_token) / uses as f64 + EXPERT_SECONDS;
-                (seconds(&shape.ordinary_per_token) + past / device.bandwidth, on_device.min(on_cpu))
+                let on_device = seconds(&shape.per_token.experts) / uses as f64 + EXPERT_SECONDS;
+                (seconds(&shape.per_token.ordinary) + past / device.bandwidth, on_device.min(on_cpu))
             }
-            _ => (host.cpu.seconds(&shape.ordinary_per_token) + past / host.cpu.memory, on_cpu),
+            _ => (host.cpu.seconds(&shape.per_token.ordinary) + past / host.cpu.memory, on_cpu),
         };
         Self {
             layer_seconds: ordinary / n_layers as f64,
@@ -101,8 +103,7 @@ pub fn run(shape: &Shape, rooms: &Rooms, locality: &Locality, products: &Product
     });
     let config = Config {
         eviction: Eviction::Policy(PolicyKind::Lru),
-        budget: Budget::Recorded,
-        slots: Slots::default(),
+        memory: Memory { budget: Budget::Recorded, slots: Slots::default(), low_percent: 0.0 },
         link: LinkModel { bytes_per_second: disk, ..LinkModel::default() },
         compute: Compute::Given { layer_seconds: products.layer_seconds, expert_seconds: products.expert_seconds },
         device,
@@ -113,7 +114,7 @@ pub fn run(shape: &Shape, rooms: &Rooms, locality: &Locality, products: &Product
     let tokens = decode.tokens.max(1) as f64;
     // Experts of different sizes are used with equal frequency.
     let uses = (decode.hits + decode.n_misses()).max(1) as f64;
-    let bytes_used: u64 = shape.experts_per_token.values().sum();
+    let bytes_used: u64 = shape.per_token.experts.values().sum();
     let bytes_read = decode.n_misses() as f64 / uses * bytes_used as f64;
     // Slots left empty by the prompt are filled while tokens decode, needed or not.
     let fresh = match start {
@@ -243,9 +244,9 @@ impl FirstToken {
                 return;
             }
             let (bytes, n_distinct) = distinct(shape, n_tokens, locality);
-            let multiplying = 2.0 * shape.n_parameters_used as f64 * n_tokens as f64 / operations;
+            let multiplying = 2.0 * shape.per_token.n_parameters as f64 * n_tokens as f64 / operations;
             // With few rows, products take as long as reading their weights.
-            let weights = bytes + shape.ordinary_per_token.values().sum::<u64>() as f64;
+            let weights = bytes + shape.per_token.ordinary.values().sum::<u64>() as f64;
             let multiplying = multiplying.max(weights / host.cpu.memory) + n_distinct as f64 * EXPERT_SECONDS;
             for first in [true, false] {
                 let times = if first { 1 } else { times - 1 } as f64;

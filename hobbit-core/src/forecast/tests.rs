@@ -9,7 +9,7 @@ use super::*;
 use crate::cache::policy::PolicyKind;
 use crate::gguf::{Gguf, HeaderBuilder};
 use crate::random::SplitMix64;
-use crate::sim::{Budget, Config, Eviction, replay};
+use crate::sim::{Budget, Config, Eviction, Memory, replay};
 use crate::units::{GIB, MIB};
 
 /// A model with these numbers of layers, experts, and experts per token, `[256, 512]` each, and a few ordinary weights.
@@ -53,14 +53,14 @@ fn a_shape_is_what_the_header_says() {
     let expert = 3 * 256 * 512 * 34 / 32;
     assert_eq!((shape.layers.len(), shape.n_expert(), shape.n_expert_used), (4, 16, 2));
     assert_eq!((shape.expert_bytes, shape.layers[0].expert_bytes), (4 * 16 * expert, expert));
-    assert_eq!(shape.experts_per_token, TypeBytes::from([(GgmlType::Q8_0, 4 * 2 * expert)]));
+    assert_eq!(shape.per_token.experts, TypeBytes::from([(GgmlType::Q8_0, 4 * 2 * expert)]));
     // The other rows of the embeddings are not used.
     let ordinary = (1000 * 512 + 4 * 512 * 512) * 34 / 32;
-    assert_eq!(shape.ordinary_per_token, TypeBytes::from([(GgmlType::Q8_0, ordinary)]));
+    assert_eq!(shape.per_token.ordinary, TypeBytes::from([(GgmlType::Q8_0, ordinary)]));
     assert_eq!(shape.n_parameters, 2 * 1000 * 512 + 4 * 512 * 512 + 4 * 16 * 3 * 256 * 512);
-    assert_eq!(shape.n_parameters_used, 1000 * 512 + 4 * 512 * 512 + 4 * 2 * 3 * 256 * 512);
+    assert_eq!(shape.per_token.n_parameters, 1000 * 512 + 4 * 512 * 512 + 4 * 2 * 3 * 256 * 512);
     // Eight heads of 64, keys and values, F16.
-    assert_eq!(shape.kv_bytes_per_token, 4 * 8 * (64 + 64) * 2);
+    assert_eq!(shape.per_token.kv_bytes, 4 * 8 * (64 + 64) * 2);
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn drawn_routes_have_the_locality_they_were_drawn_from() {
     let drawn = routes(&shape, &curve, 1200);
     let lru = Config { eviction: Eviction::Policy(PolicyKind::Lru), ..Config::recorded(&drawn).unwrap() };
     for share in [0.0625, 0.125, 0.25, 0.5, 0.75] {
-        let config = Config { budget: Budget::Percent(100.0 * share), ..lru.clone() };
+        let config = Config { memory: Memory { budget: Budget::Percent(100.0 * share), ..lru.memory }, ..lru.clone() };
         let found = replay(&drawn, &config, &mut |_, _, _| {}).unwrap().decode.hit_rate().unwrap();
         assert!((found - curve.hit(share)).abs() < 0.03, "{share}: {found} {}", curve.hit(share));
     }

@@ -40,9 +40,10 @@ impl ExpertCache {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{found}' is not a size (expected {expected})")]
+#[error("'{found}' is not a {what} (expected {expected})")]
 pub struct SizeError {
     pub found: String,
+    pub what: &'static str,
     pub expected: &'static str,
 }
 
@@ -51,7 +52,7 @@ impl FromStr for Budget {
 
     /// `auto` or a size (`2.5GiB`, `1800M`).
     fn from_str(text: &str) -> Result<Self, SizeError> {
-        let error = || SizeError { found: text.to_owned(), expected: "auto, 2.5GiB or 1800M" };
+        let error = || SizeError { found: text.to_owned(), what: "size", expected: "auto, 2.5GiB or 1800M" };
         match text {
             "auto" => Ok(Self::Auto),
             _ => parse_bytes(text).map(Self::Bytes).ok_or_else(error),
@@ -64,7 +65,8 @@ impl FromStr for ExpertCache {
 
     /// `auto`, a size (`2.5GiB`, `1800M`) or a percentage of all experts (`40%`).
     fn from_str(text: &str) -> Result<Self, SizeError> {
-        let error = || SizeError { found: text.to_owned(), expected: "auto, 2.5GiB, 1800M, or 0% to 100%" };
+        let error =
+            || SizeError { found: text.to_owned(), what: "size", expected: "auto, 2.5GiB, 1800M, or 0% to 100%" };
         if text == "auto" {
             return Ok(Self::Auto);
         }
@@ -93,9 +95,8 @@ impl FromStr for LowShare {
         if text == "auto" {
             return Ok(Self::Auto);
         }
-        let number = text.strip_suffix('%').unwrap_or(text).trim_end();
-        let percent = number.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
-        percent.map(Self::Percent).ok_or_else(|| UnknownName::new("low share", text, "auto, or 0% to 100%"))
+        let percent = parse_percent(text, 100.0).map(Self::Percent);
+        percent.ok_or_else(|| UnknownName::new("low share", text, "auto, or 0% to 100%"))
     }
 }
 

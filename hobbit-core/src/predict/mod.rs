@@ -30,7 +30,7 @@ mod tests;
 pub use gate_stack::{Gate, GateRows, GateStack, Gating, Groups, RouterScores};
 pub use gates::Gates;
 pub(crate) use path_table::PathPredictor;
-pub use path_table::{PathBatches, PathLimits, PathTable, PathTableBuilder, PathTableError};
+pub use path_table::{PathBatches, PathTable, PathTableBuilder, PathTableError};
 pub use recall::{Recall, RecallCounts};
 pub use scores::{Popularity, sample, softmax, top_k};
 
@@ -53,7 +53,7 @@ pub struct Predicted {
     pub token: u16,
 }
 
-/// Predictions for layer `target`; `says` gives an expert and its score, which is clamped to `0.0..=1.0`.
+/// Predictions for layer `target`; `says` returns an expert and its score, which is clamped to `0.0..=1.0`.
 fn predicted<T>(
     target: u16,
     distance: u8,
@@ -68,7 +68,7 @@ fn predicted<T>(
     })
 }
 
-/// Guesses what later layers will use. It decides and remembers; it neither loads nor evicts.
+/// Predicts the experts of later layers. It decides and remembers; it neither loads nor evicts.
 ///
 /// The caller guarantees that
 /// - for each token, [`Predictor::begin_token`] comes first, then layers in the order in which they run: for each of
@@ -136,7 +136,7 @@ impl PredictShape {
 
     /// Number of layers with experts before this one; `None` for a layer without experts.
     pub fn position(&self, layer: u16) -> Option<usize> {
-        self.layers.iter().position(|&(own, ..)| own == layer)
+        self.layers.iter().position(|&(known, ..)| known == layer)
     }
 
     /// The entry of the layer at `distance` from `layer`; `None` beyond the last one, and at distance 0.
@@ -294,20 +294,20 @@ pub(crate) type FutureToken = Vec<(u16, Vec<(u16, f32)>)>;
 /// Predicts a trace's own uses, to measure the worth of a perfect predictor. [`Predictor::begin_token`] takes the next
 /// batch of tokens.
 #[derive(Clone, Debug)]
-pub struct Oracle<I> {
+pub struct Oracle {
     shape: PredictShape,
-    future: I,
+    future: std::vec::IntoIter<Vec<FutureToken>>,
     tokens: Vec<FutureToken>,
 }
 
-impl<I: Iterator<Item = Vec<FutureToken>> + Send> Oracle<I> {
-    /// `future` gives the tokens of each batch in order; after its end nothing is predicted.
-    pub fn new(shape: PredictShape, future: I) -> Self {
-        Self { shape, future, tokens: Vec::new() }
+impl Oracle {
+    /// `future` has the tokens of each batch in order; after its end nothing is predicted.
+    pub fn new(shape: PredictShape, future: Vec<Vec<FutureToken>>) -> Self {
+        Self { shape, future: future.into_iter(), tokens: Vec::new() }
     }
 }
 
-impl<I: Iterator<Item = Vec<FutureToken>> + Send> Predictor for Oracle<I> {
+impl Predictor for Oracle {
     fn predict(&mut self, layer: u16, distance: u8, out: &mut Vec<Predicted>) {
         let Some((target, n_expert, _)) = self.shape.target(layer, distance) else { return };
         for (token, layers) in (0..).zip(&self.tokens) {

@@ -109,7 +109,7 @@ fn odd_scores_lead_to_no_panic() {
 #[test]
 fn the_oracle_is_always_right() {
     let token = |i: u16| vec![(1, vec![(i, 1.0)]), (2, vec![(i + 1, 0.6), (i + 2, 0.4)]), (5, vec![(7, 1.0)])];
-    let mut oracle = Oracle::new(shape(), (0..2).map(|i| vec![token(i)]));
+    let mut oracle = Oracle::new(shape(), vec![vec![token(0)], vec![token(1)]]);
     oracle.begin_token();
     assert_eq!(experts(&mut oracle, 1, 1), [(2, 1), (2, 2)]);
     assert!(experts(&mut oracle, 1, 2).is_empty(), "the trace has nothing for layer 4");
@@ -136,7 +136,7 @@ fn each_token_of_a_batch_has_a_predictor_of_its_own() {
     assert_eq!(show(&[[5, 1], [2, 1], [3, 1]]), [(0, 5), (0, 1), (1, 2), (1, 1), (2, 3), (2, 1)]);
     // One that knows all tokens is asked for all of them.
     let tokens = [vec![(2, vec![(1, 1.0)])], vec![(2, vec![(4, 1.0)])]];
-    let mut lanes = Lanes::new(Box::new(Oracle::new(shape(), std::iter::once(tokens.to_vec()))));
+    let mut lanes = Lanes::new(Box::new(Oracle::new(shape(), vec![tokens.to_vec()])));
     lanes.begin_batch(2);
     assert!(lanes.of_token(1).is_none());
     let named: Vec<_> = predict(&mut lanes, 1, 1).iter().map(|p| (p.token, p.expert.index)).collect();

@@ -97,14 +97,14 @@ pub fn write_path_table(path: &Path, table: &PathTable) -> Result<(), ProfileErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::predict::{PathLimits, PathTableBuilder, PredictShape};
+    use crate::predict::{PathTableBuilder, PredictShape};
 
     #[test]
     fn files_are_read_as_they_were_written_and_refused_by_name() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.paths");
         let shape = PredictShape::new([(1, 4), (2, 4)], |_| 2);
-        let mut builder = PathTableBuilder::new(shape, PathLimits::default());
+        let mut builder = PathTableBuilder::new(shape);
         builder.observe(1, [0, 3]);
         builder.observe(2, [1, 2]);
         let table = builder.build();

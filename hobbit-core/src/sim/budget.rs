@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use super::config::{Config, Slots};
+use super::config::{Config, Memory, Slots};
 use crate::cache::{Allocation, LayerDemand, LayerLayout, PoolLayout, SliceKinds, allocate};
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
-use crate::options::PrecisionMode;
-use crate::plan::ExpertCache;
+use crate::plan::{ExpertCache, SizeError};
 use crate::trace::{Header, Layer};
 
 /// Experts move as a whole: one slice stands for all of them.
@@ -25,18 +24,13 @@ pub enum Budget {
     Slots(u32),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{found}' is not a budget (expected recorded, 25%, 12slots or 2GiB)")]
-pub struct BudgetError {
-    pub found: String,
-}
-
 impl FromStr for Budget {
-    type Err = BudgetError;
+    type Err = SizeError;
 
     /// `recorded`, `25%`, `12slots` or a size (`2GiB`).
-    fn from_str(text: &str) -> Result<Self, BudgetError> {
-        let error = || BudgetError { found: text.to_owned() };
+    fn from_str(text: &str) -> Result<Self, SizeError> {
+        let expected = "recorded, 25%, 12slots or 2GiB";
+        let error = || SizeError { found: text.to_owned(), what: "budget", expected };
         if text == "recorded" {
             return Ok(Self::Recorded);
         }
@@ -141,8 +135,8 @@ fn divide(layers: &[Layer], bytes: u64, size: impl Fn(&Layer) -> u64 + Copy, all
 
 /// High and low slots of the host, layer by layer.
 pub(super) fn slots_of_host(header: &Header, config: &Config) -> Vec<LayerSlots> {
-    let low_percent = if config.mode == PrecisionMode::Dynamic { config.low_percent } else { 0.0 };
-    slots(header, config.budget, config.slots.allocation(), low_percent)
+    let Memory { budget, slots: division, low_percent } = config.memory;
+    slots(header, budget, division.allocation(), if config.is_dynamic() { low_percent } else { 0.0 })
 }
 
 /// A pool for each layer and precision, with the layer's share of the slots. If high versions compete across layers,
@@ -156,7 +150,7 @@ pub(super) fn pools(header: &Header, config: &Config, slots: Vec<LayerSlots>) ->
             let members: Vec<Version> = (0..layer.n_expert).map(of).collect();
             let n_slots = n_slots.min(layer.n_expert.into());
             let layout = LayerLayout { layer: layer.layer, members, kinds };
-            let is_common = config.slots == Slots::Global && precision == Precision::High;
+            let is_common = config.memory.slots == Slots::Global && precision == Precision::High;
             let bytes = is_common.then_some(layer.bytes_high);
             let common = pools.iter_mut().find(|(of, _): &&mut (Option<u64>, PoolLayout)| is_common && *of == bytes);
             match common {
@@ -168,7 +162,7 @@ pub(super) fn pools(header: &Header, config: &Config, slots: Vec<LayerSlots>) ->
             }
         };
         pool(Precision::High, slots.high);
-        if config.mode == PrecisionMode::Dynamic && layer.bytes_low > 0 {
+        if config.is_dynamic() && layer.bytes_low > 0 {
             pool(Precision::Low, slots.low);
         }
     }

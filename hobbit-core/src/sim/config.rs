@@ -15,9 +15,10 @@ use crate::cache::policy::{PolicyKind, Weights};
 use crate::expert::Version;
 use crate::load::prefetch::PrefetchRule;
 use crate::named::UnknownName;
-use crate::options::{self, PrecisionMode, RoutingOptions, VirtualExperts, VirtualUpdate};
+use crate::options::{self, PrecisionMode, PrecisionOptions, RoutingOptions};
 use crate::predict::{PathTable, PredictorKind};
-use crate::route::{Rerouting, Thresholds};
+use crate::route::Thresholds;
+use crate::trace::Settings;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Eviction {
@@ -80,7 +81,7 @@ impl fmt::Display for Slots {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PredictedBy {
-    /// One of the engine's predictors. Those that need scores of later layers use the recorded ones.
+    /// One of the engine's predictors. Predictors that need scores of later layers use the recorded ones.
     Predictor(PredictorKind),
     Oracle,
     /// The future, known in part: each expert is found with this probability in percent; for one that is not found,
@@ -121,30 +122,27 @@ pub struct Device {
     pub expert_seconds: f64,
 }
 
+/// The memory for experts, and its division.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Memory {
+    pub budget: Budget,
+    pub slots: Slots,
+    /// Part of the budget for low versions.
+    pub low_percent: f64,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub eviction: Eviction,
     pub weights: Weights,
-    pub budget: Budget,
-    pub slots: Slots,
+    pub memory: Memory,
     /// The table of [`PredictorKind::PathTable`], which predicts nothing without it.
     pub path_table: Option<Arc<PathTable>>,
-    pub low_percent: f64,
-    pub mode: PrecisionMode,
-    pub thresholds: Thresholds,
-    /// Maximum share of a batch's experts in low precision, `0.0..=1.0`.
-    pub prefill_low: f32,
-    /// Replace low versions by high ones while nothing else is read.
-    pub upgrade: bool,
-    pub deterministic: bool,
-    /// Rules for experts in memory to replace missing ones. The tokens remain those of the recording, although
-    /// rerouting would have changed them.
-    pub rerouting: Rerouting,
-    /// SwapMoE's virtual experts: how often they change, if decoded tokens use only experts in memory. Experts count by
-    /// their router weights alone: a trace has neither the norms of their inputs nor of their weights.
-    pub virtual_experts: Option<VirtualUpdate>,
-    /// While decoding, leave out a missing expert below this multiple of the uniform share of a token's weight.
-    pub drop: f32,
+    pub precision: PrecisionOptions,
+    /// Rules for experts in memory to replace missing ones. The recorded tokens stay, although rerouting would have
+    /// changed them. Virtual experts count by their router weights alone: a trace has neither the norms of their inputs
+    /// nor of their weights.
+    pub routing: RoutingOptions,
     pub predictor: PredictedBy,
     /// Prefetching; `None` turns it off.
     pub prefetch: Option<Prefetch>,
@@ -182,47 +180,54 @@ impl Config {
         Ok(Self {
             eviction: Eviction::Policy(policy),
             weights: recorded_weights(recording).unwrap_or_default(),
-            budget: Budget::Recorded,
-            slots: Slots::Layers(recorded_allocation(recording).unwrap_or_default()),
+            memory: Memory {
+                budget: Budget::Recorded,
+                slots: Slots::Layers(recorded_allocation(recording).unwrap_or_default()),
+                low_percent: 0.0,
+            },
             path_table: None,
-            low_percent: 0.0,
-            mode: settings.mode.parse().unwrap_or(PrecisionMode::Exact),
-            thresholds: Thresholds { t1: settings.t1, t2: settings.t2 },
-            prefill_low: settings.prefill_low,
-            upgrade: settings.upgrade,
-            deterministic: settings.deterministic,
-            rerouting: Rerouting::default(),
-            virtual_experts: None,
-            drop: 0.0,
+            precision: recorded_precision(settings),
+            routing: settings.routing.clone(),
             prefetch: is_read_ahead.then_some(Prefetch { distance_max, rule, tries }),
             predictor,
             link,
             compute: Compute::Recorded,
             device: None,
-        }
-        .with_routing(&settings.routing))
+        })
     }
 
-    /// The same with other rules of routing.
-    #[must_use]
-    pub fn with_routing(self, routing: &RoutingOptions) -> Self {
-        let virtual_experts = (routing.virtual_experts != VirtualExperts::Off).then_some(routing.virtual_update);
-        Self { rerouting: routing.rerouting(), virtual_experts, drop: routing.drop, ..self }
+    pub fn is_dynamic(&self) -> bool {
+        self.precision.mode == Some(PrecisionMode::Dynamic)
+    }
+
+    pub fn thresholds(&self) -> Thresholds {
+        let (t1, t2) = self.precision.thresholds(None);
+        Thresholds { t1, t2 }
     }
 
     /// Whether tokens use other experts than the router's, or leave some out: then the replay is open-loop.
     pub(crate) fn gives_up(&self) -> bool {
-        !self.rerouting.is_off() || self.virtual_experts.is_some() || self.drop > 0.0
+        !self.routing.rerouting().is_off() || self.routing.drop > 0.0
     }
 
     /// Whether tokens ask for the same experts and precisions as in the recorded run.
     pub(super) fn asks_as_recorded(&self, recording: &Recording) -> bool {
         let settings = &recording.header.settings;
-        self.mode.to_string() == settings.mode
-            && self.thresholds == Thresholds { t1: settings.t1, t2: settings.t2 }
-            && self.prefill_low == settings.prefill_low
-            && !self.gives_up()
-            && settings.routing.is_off()
+        let PrecisionOptions { upgrade, deterministic, .. } = self.precision;
+        let recorded = PrecisionOptions { upgrade, deterministic, ..recorded_precision(settings) };
+        self.precision == recorded && !self.gives_up() && settings.routing.is_off()
+    }
+}
+
+fn recorded_precision(settings: &Settings) -> PrecisionOptions {
+    PrecisionOptions {
+        mode: Some(settings.mode.parse().unwrap_or(PrecisionMode::Exact)),
+        t1: Some(settings.t1),
+        t2: Some(settings.t2),
+        renormalise: false,
+        prefill_low: Some(settings.prefill_low),
+        upgrade: settings.upgrade,
+        deterministic: settings.deterministic,
     }
 }
 

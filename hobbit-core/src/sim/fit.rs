@@ -1,12 +1,11 @@
 //! Fits HOBBIT's weights and thresholds to a model from its traces (section 3.4; thresholds 3.2).
 
 use super::SimError;
-use super::budget::Budget;
-use super::config::{Config, Eviction, PredictedBy, Slots};
+use super::config::{Config, Eviction, Memory, PredictedBy};
 use super::recording::Recording;
 use super::replay::replay;
 use crate::cache::policy::{PolicyKind, Weights};
-use crate::options::PrecisionMode;
+use crate::options::{PrecisionMode, PrecisionOptions};
 use crate::predict::PredictorKind;
 use crate::profile::Uses;
 use crate::route::{self, Shares, Thresholds};
@@ -18,9 +17,7 @@ const REFINEMENTS: u32 = 3;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct FitGoal {
-    pub budget: Budget,
-    pub slots: Slots,
-    pub low_percent: f64,
+    pub memory: Memory,
     /// Target shares of the experts' uses, to which thresholds are fitted. Minimal penalty alone would skip everything.
     pub shares: Shares,
     /// Fixed thresholds, in place of fitted ones.
@@ -61,11 +58,12 @@ pub fn fit(recordings: &[Recording], goal: &FitGoal) -> Result<Fitted, SimError>
     };
     let mut config = Config::recorded(first)?;
     config.eviction = Eviction::Policy(PolicyKind::Hobbit);
-    (config.budget, config.slots, config.low_percent) = (goal.budget, goal.slots, goal.low_percent);
+    config.memory = goal.memory;
     (config.predictor, config.prefetch) = (PredictedBy::Predictor(PredictorKind::None), None);
-    config.upgrade = false;
-    config.mode = if has_low { PrecisionMode::Dynamic } else { PrecisionMode::Exact };
-    config.thresholds = thresholds.unwrap_or(Thresholds { t1: 1.0, t2: 1.0 });
+    let mode = if has_low { PrecisionMode::Dynamic } else { PrecisionMode::Exact };
+    let Thresholds { t1, t2 } = thresholds.unwrap_or(Thresholds { t1: 1.0, t2: 1.0 });
+    config.precision =
+        PrecisionOptions { mode: Some(mode), t1: Some(t1), t2: Some(t2), upgrade: false, ..config.precision };
 
     let tokens: u64 = recordings.iter().map(Recording::n_tokens).sum();
     let penalty = |config: &Config| -> Result<f64, SimError> {

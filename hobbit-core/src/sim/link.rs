@@ -67,7 +67,7 @@ impl Link {
     fn advance(&mut self, until: f64) {
         while let Some(done) = self.next_landing().filter(|done| *done <= until) {
             self.now = self.now.max(done);
-            self.landed.extend(self.under_way.pop_front().map(|own| own.read));
+            self.landed.extend(self.under_way.pop_front().map(|under_way| under_way.read));
         }
         self.now = self.now.max(until);
     }
@@ -85,10 +85,11 @@ impl Link {
 
     /// As in [`crate::load::Loader`]: prefetches yield to demand reads, and few of them are under way.
     fn may_start(&self, class: LoadClass) -> bool {
-        let of_class = self.under_way.iter().filter(|own| own.class == class);
-        let is_waited_for = || self.under_way.iter().any(|own| !own.class.is_background());
+        let of_class = self.under_way.iter().filter(|under_way| under_way.class == class);
+        let is_waited_for = || self.under_way.iter().any(|under_way| !under_way.class.is_background());
         class != LoadClass::Prefetch
-            || of_class.map(|own| own.read.bytes).sum::<u64>() < LoaderOptions::PREFETCH_BYTES && !is_waited_for()
+            || of_class.map(|under_way| under_way.read.bytes).sum::<u64>() < LoaderOptions::PREFETCH_BYTES
+                && !is_waited_for()
     }
 }
 

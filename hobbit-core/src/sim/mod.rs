@@ -12,7 +12,7 @@
 //! unlimited and not used by prefetches, experts move as a whole, and a device ([`Config::device`]) gets copies at
 //! once. Traces record no device.
 //!
-//! Tokens may be rerouted ([`Config::rerouting`]) by the recorded scores. Such a replay is *open-loop*: another
+//! Tokens may be rerouted ([`Config::routing`]) by the recorded scores. Such a replay is *open-loop*: another
 //! expert's output would have changed everything after it, but the recorded tokens stay the same. Experts without a
 //! recorded score count as the lowest of all, and their weight is computed from that score.
 //!
@@ -33,8 +33,8 @@ mod tests;
 
 use std::path::PathBuf;
 
-pub use budget::{Budget, BudgetError, LayerSlots, slots};
-pub use config::{Compute, Config, Device, Eviction, PredictedBy, Prefetch, Slots};
+pub use budget::{Budget, LayerSlots, slots};
+pub use config::{Compute, Config, Device, Eviction, Memory, PredictedBy, Prefetch, Slots};
 pub use fit::{FitGoal, Fitted, fit};
 pub use link::LinkModel;
 pub use outcome::{LayerOutcome, Outcome, PhaseOutcome, PrefetchOutcome, Shares};

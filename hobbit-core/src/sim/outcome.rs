@@ -63,11 +63,11 @@ pub struct LayerOutcome {
     pub layer: u16,
     /// Slots for high versions.
     pub slots: u32,
-    /// As in [`PhaseOutcome::hits`].
+    /// Needed experts that were resident.
     pub hits: u64,
     /// Needed experts that were not resident.
     pub misses: u64,
-    /// As in [`PhaseOutcome::penalty`].
+    /// HOBBIT's penalty, summed over misses.
     pub penalty: f64,
     pub stall_seconds: f64,
 }
@@ -166,8 +166,8 @@ impl<'a> Tally<'a> {
 
     /// The layer's products waited this many seconds.
     pub(super) fn stalled(&mut self, layer: u16, seconds: f64) {
-        if let Some(own) = self.layer(layer) {
-            own.stall_seconds += seconds;
+        if let Some(of_layer) = self.layer(layer) {
+            of_layer.stall_seconds += seconds;
         }
         self.outcome.phase_mut(self.phase).stall_seconds += seconds;
     }
@@ -179,15 +179,15 @@ impl<'a> Tally<'a> {
 
     fn layer(&mut self, layer: u16) -> Option<&mut LayerOutcome> {
         let layers = &mut self.outcome.layers;
-        layers.binary_search_by_key(&layer, |own| own.layer).ok().map(|at| &mut layers[at])
+        layers.binary_search_by_key(&layer, |outcome| outcome.layer).ok().map(|at| &mut layers[at])
     }
 
     fn count(&mut self, layer: u16, used: Option<Precision>, hit: bool) {
         let penalty = if hit { 0.0 } else { penalty(used, self.low_cost) };
-        if let Some(own) = self.layer(layer) {
-            own.hits += u64::from(hit);
-            own.misses += u64::from(!hit);
-            own.penalty += penalty;
+        if let Some(of_layer) = self.layer(layer) {
+            of_layer.hits += u64::from(hit);
+            of_layer.misses += u64::from(!hit);
+            of_layer.penalty += penalty;
         }
         let phase = self.outcome.phase_mut(self.phase);
         phase.hits += u64::from(hit);

@@ -3,7 +3,7 @@
 use super::config::PredictedBy;
 use super::recording::{Batch, Event, Recording, chosen, scores_at};
 use crate::predict::{
-    self, FutureToken, Gates, Oracle, PathLimits, PathPredictor, PathTable, PathTableBuilder, PredictShape, Predictor,
+    self, FutureToken, Gates, Oracle, PathPredictor, PathTable, PathTableBuilder, PredictShape, Predictor,
     PredictorKind, Recall,
 };
 use crate::trace::{Header, LayerRecord, foretell};
@@ -32,7 +32,7 @@ pub fn path_recall(recording: &Recording, table: PathTable, distance_max: u8) ->
 /// A path table of the single tokens of recordings of one model.
 pub fn path_table(recordings: &[Recording]) -> PathTable {
     let Some(first) = recordings.first() else { return PathTable::default() };
-    let mut builder = PathTableBuilder::new(predict_shape(&first.header), PathLimits::default());
+    let mut builder = PathTableBuilder::new(predict_shape(&first.header));
     for batch in recordings.iter().flat_map(Recording::batches).filter(|batch| batch.n_tokens == 1) {
         builder.begin_token();
         for record in &batch.layers {
@@ -61,7 +61,7 @@ fn judge(recording: &Recording, predictor: &mut dyn Predictor, distance_max: u8)
         for record in &batch.layers {
             recall.observe(record.layer, &token(record, 0));
             show(predictor, record, &chosen(record, 0), header);
-            let at = layers.iter().position(|own| own.layer == record.layer);
+            let at = layers.iter().position(|layer| layer.layer == record.layer);
             for distance in 1..=distance_max {
                 let Some(target) = at.and_then(|at| layers.get(at + usize::from(distance))) else { continue };
                 predicted.clear();
@@ -118,7 +118,7 @@ pub(super) fn oracle(
         }
         n_before += u64::from(batch.n_tokens);
     }
-    Box::new(Oracle::new(shape, future.into_iter()))
+    Box::new(Oracle::new(shape, future))
 }
 
 /// Prediction that finds `percent` of a token's experts, by falling weight.

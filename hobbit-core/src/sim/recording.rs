@@ -151,12 +151,12 @@ pub(super) fn chosen(record: &LayerRecord, token: usize) -> Vec<(u16, f32)> {
 /// without a recorded score. `None` without any recorded score.
 pub(super) fn scores_at(record: &LayerRecord, token: usize, distance: u8, header: &Header) -> Option<Vec<f32>> {
     let of_distance =
-        || record.predictions.iter().filter(|own| own.distance == distance && usize::from(own.token) == token);
+        || record.predictions.iter().filter(|seen| seen.distance == distance && usize::from(seen.token) == token);
     if !has_router_scores(header) || of_distance().next().is_none() {
         return None;
     }
     let layers = &header.model.layers;
-    let at = layers.iter().position(|own| own.layer == record.layer)?;
+    let at = layers.iter().position(|layer| layer.layer == record.layer)?;
     let mut scores = vec![0.0; usize::from(layers.get(at + usize::from(distance))?.n_expert)];
     for prediction in of_distance() {
         if let Some(place) = scores.get_mut(usize::from(prediction.expert)) {

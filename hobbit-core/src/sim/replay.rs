@@ -14,7 +14,7 @@ use crate::cache::policy::{self, Belady, Hobbit, Policy, Shape, Upcoming};
 use crate::cache::{Cache, SavedCache};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::prefetch::{Estimates, Governor, PrefetchOptions, PrefetchRule, Prefetcher};
-use crate::options::{PrecisionMode, PrecisionOptions};
+use crate::options::{PrecisionMode, VirtualExperts};
 use crate::predict::RouterScores;
 use crate::predict::{self, Predictor};
 use crate::residency::{
@@ -62,10 +62,11 @@ impl<'a> Replay<'a> {
         let header = &recording.header;
         let layers = &header.model.layers;
         let (high, low) = layers.iter().fold((0, 0), |(high, low), l| (high + l.bytes_high, low + l.bytes_low));
-        if config.mode == PrecisionMode::Dynamic && low == 0 {
+        if config.is_dynamic() && low == 0 {
             return Err(SimError::NoLow { path: recording.path.clone() });
         }
-        if (!config.rerouting.is_off() || config.virtual_experts.is_some()) && !recording.has_unselected_scores() {
+        let rerouting = config.routing.rerouting();
+        if !rerouting.is_off() && !recording.has_unselected_scores() {
             return Err(SimError::NoScores { path: recording.path.clone() });
         }
         let low_cost = if low > 0 { low as f64 / high as f64 } else { 1.0 };
@@ -100,9 +101,9 @@ impl<'a> Replay<'a> {
             precisions: precisions(config),
             lookahead: config.prefetch.map(|prefetch| lookahead(recording, config, prefetch)),
         });
-        residency.rerouting = config.rerouting;
-        if let Some(update) = config.virtual_experts {
-            residency.rerouting.only_present = true;
+        residency.rerouting = rerouting;
+        if config.routing.virtual_experts != VirtualExperts::Off {
+            let update = config.routing.virtual_update;
             let n_used = layers.iter().map(|layer| usize::from(layer.n_used)).max().unwrap_or(0);
             residency.keep_virtual_experts(VirtualExpertsOptions { n_used, update, norms: Vec::new() });
         }
@@ -338,7 +339,7 @@ fn recorded_demands(selection: &mut Selection, recording: &Recording, config: &C
     let mut order = Vec::new();
     need_order(record, &mut order);
     selection.recorded(&order, &summed_weights(record));
-    if config.mode == PrecisionMode::Exact || !config.asks_as_recorded(recording) || record.needed.is_empty() {
+    if !config.is_dynamic() || !config.asks_as_recorded(recording) || record.needed.is_empty() {
         return false;
     }
     let mut demands = vec![Demand::Skip; selection.n_expert];
@@ -361,11 +362,9 @@ fn lookahead(recording: &Recording, config: &Config, prefetch: Prefetch) -> resi
 }
 
 fn precisions(config: &Config) -> Precisions {
-    let &Config { mode, thresholds, prefill_low, upgrade, deterministic, .. } = config;
-    let prefill_low = Some(prefill_low);
-    let options = PrecisionOptions { prefill_low, upgrade, deterministic, ..PrecisionOptions::default() };
-    let mut precisions = Precisions::new(mode, thresholds, options);
-    precisions.drop = config.drop;
+    let mode = config.precision.mode.unwrap_or(PrecisionMode::Exact);
+    let mut precisions = Precisions::new(mode, config.thresholds(), config.precision);
+    precisions.drop = config.routing.drop;
     precisions
 }
 
@@ -376,7 +375,7 @@ fn layout(header: &Header, config: &Config, cache: &Cache) -> Layout {
         let layer = header.layer(version.expert.layer)?;
         let bytes = match version.precision {
             Precision::High => layer.bytes_high,
-            Precision::Low if config.mode == PrecisionMode::Dynamic && layer.bytes_low > 0 => layer.bytes_low,
+            Precision::Low if config.is_dynamic() && layer.bytes_low > 0 => layer.bytes_low,
             Precision::Low => return None,
         };
         let mut slices = [0; SliceKind::COUNT];
@@ -390,10 +389,7 @@ fn layout(header: &Header, config: &Config, cache: &Cache) -> Layout {
 }
 
 fn planner(config: &Config) -> Prefetcher {
-    let thresholds = match config.mode {
-        PrecisionMode::Exact => Thresholds { t1: 1.0, t2: 1.0 },
-        PrecisionMode::Dynamic => config.thresholds,
-    };
+    let thresholds = if config.is_dynamic() { config.thresholds() } else { Thresholds { t1: 1.0, t2: 1.0 } };
     let rule = config.prefetch.map_or(PrefetchRule::Timed, |prefetch| prefetch.rule);
     let options = PrefetchOptions { thresholds, rule, ..PrefetchOptions::default() };
     Prefetcher::new(options, Estimates::seeded(config.link.bytes_per_second))

@@ -210,7 +210,8 @@ proptest! {
         prop_assert_eq!((total.hits, total.n_misses()), (hits, expected.len() as u64 - hits));
         prop_assert_eq!(total.penalty, total.n_misses() as f64);
         // The same number of slots as a budget.
-        let even = Config { budget: Budget::Slots(slots), ..config };
+        let memory = Memory { budget: Budget::Slots(slots), ..config.memory };
+        let even = Config { memory, ..config };
         prop_assert_eq!(replayed(&recording, &even).0, expected);
     }
 
@@ -382,10 +383,13 @@ fn layers_of_one_pool_compete() {
     let token = |i: u16| vec![vec![vec![0]], vec![vec![i % 4]]];
     let toy = Toy { policy: PolicyKind::default(), ..toy(2, 8, 1, 2) };
     let recording = recording(&toy.record(&[(0..40).map(token).collect()]));
-    let config = Config { budget: Budget::Bytes(5 * 4000), ..Config::recorded(&recording).unwrap() };
-    let misses = |config: &Config| replayed(&recording, config).1.decode.misses.high;
-    assert!(misses(&config) > 15, "two or three slots for four");
-    assert_eq!(misses(&Config { slots: Slots::Global, ..config.clone() }), 5, "each for the first time");
+    let config = Config::recorded(&recording).unwrap();
+    let misses = |slots| {
+        let memory = Memory { budget: Budget::Bytes(5 * 4000), slots, ..config.memory };
+        replayed(&recording, &Config { memory, ..config.clone() }).1.decode.misses.high
+    };
+    assert!(misses(config.memory.slots) > 15, "two or three slots for four");
+    assert_eq!(misses(Slots::Global), 5, "each for the first time");
 }
 
 #[test]
@@ -397,9 +401,7 @@ fn weights_are_fitted_to_what_the_trace_rewards() {
     let toy = Toy { policy, ..toy(1, 8, 1, 3) };
     let recording = recording(&toy.record(&[sequence]));
     let goal = FitGoal {
-        budget: Budget::Recorded,
-        slots: Slots::default(),
-        low_percent: 0.0,
+        memory: Memory { budget: Budget::Recorded, slots: Slots::default(), low_percent: 0.0 },
         shares: crate::route::Shares::new(0.67, 0.30, 0.03).unwrap(),
         thresholds: None,
     };

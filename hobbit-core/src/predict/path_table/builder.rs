@@ -8,11 +8,11 @@ use crate::predict::PredictShape;
 /// How large a table may become. A layer has at most
 /// `4 * n_expert + (n_expert + pairs_max) * (14 + 6 * next_max)` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PathLimits {
-    /// Pairs of expert sets per layer; those that were seen most often stay.
-    pub pairs_max: usize,
-    /// Experts per key; those that followed most often stay.
-    pub next_max: u16,
+pub(super) struct PathLimits {
+    /// Pairs of expert sets per layer; the most frequent ones stay.
+    pub(super) pairs_max: usize,
+    /// Experts per key; the most frequent ones stay.
+    pub(super) next_max: u16,
 }
 
 impl PathLimits {
@@ -33,7 +33,7 @@ impl Default for PathLimits {
 #[derive(Clone, Debug)]
 pub struct PathTableBuilder {
     shape: PredictShape,
-    limits: PathLimits,
+    pub(super) limits: PathLimits,
     layers: Vec<Counting>,
     /// Experts of the running token, by position of the layer.
     chosen: Vec<Option<Vec<u16>>>,
@@ -48,14 +48,15 @@ struct Counting {
 }
 
 impl PathTableBuilder {
-    pub fn new(shape: PredictShape, limits: PathLimits) -> Self {
+    pub fn new(shape: PredictShape) -> Self {
         let mut n_before = 0;
         let layers = shape.layers.iter().map(|&(_, n_expert, _)| {
             let n_rows = std::mem::replace(&mut n_before, usize::from(n_expert));
             let rows = vec![Row::default(); n_rows];
             Counting { popularity: vec![0; usize::from(n_expert)], rows, ..Counting::default() }
         });
-        Self { layers: layers.collect(), chosen: vec![None; shape.layers.len()], shape, limits }
+        let (layers, chosen) = (layers.collect(), vec![None; shape.layers.len()]);
+        Self { layers, chosen, shape, limits: PathLimits::default() }
     }
 
     pub(crate) fn begin_token(&mut self) {
@@ -130,7 +131,7 @@ impl Row {
         }
         self.tokens += 1;
         for &index in used {
-            match self.next.iter_mut().find(|(own, _)| *own == index) {
+            match self.next.iter_mut().find(|(known, _)| *known == index) {
                 Some((_, uses)) => *uses += 1,
                 None => self.next.push((index, 1)),
             }
@@ -157,9 +158,8 @@ pub struct PathBatches {
 }
 
 impl PathBatches {
-    /// Adds to what `builder` has counted.
-    pub fn new(builder: PathTableBuilder) -> Self {
-        Self { builder, layers: Vec::new() }
+    pub fn new(shape: PredictShape) -> Self {
+        Self { builder: PathTableBuilder::new(shape), layers: Vec::new() }
     }
 
     /// The router of `layer` chose `experts`, `[n_tokens, n_used]`. Layers ascend; one that does not begins the next

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! `n` counts the tokens that a key was seen with, `c(e)` those of them that used `e`. Tables are bounded
-//! ([`PathLimits`]); what was cut counts as never seen.
+//! (`PathLimits`); pairs and experts beyond the bounds count as never seen.
 
 mod builder;
 mod format;
@@ -20,7 +20,7 @@ mod format;
 #[cfg(test)]
 mod tests;
 
-pub use builder::{PathBatches, PathLimits, PathTableBuilder};
+pub use builder::{PathBatches, PathTableBuilder};
 pub use format::PathTableError;
 
 use std::sync::Arc;
@@ -110,7 +110,7 @@ impl LayerTable {
 }
 
 impl PathTable {
-    /// Maximum bytes of a table: beyond any table of a real model with [`PathLimits::default`].
+    /// Maximum bytes of a table: beyond the table of any real model.
     pub const BYTES_MAX: u64 = 64 << 20;
 
     pub fn n_layers(&self) -> usize {
@@ -138,10 +138,10 @@ impl PathTable {
             if found == expected { Ok(()) } else { Err(PathTableError::Shape { what, found, expected }) }
         };
         differs("number of layers with experts".into(), self.layers.len(), shape.layers.len())?;
-        for (own, &(layer, n_expert, k)) in self.layers.iter().zip(&shape.layers) {
-            differs("block number of a layer with experts".into(), own.layer.into(), layer.into())?;
-            differs(format!("experts of layer {layer}"), own.popularity.len(), n_expert.into())?;
-            differs(format!("experts used per token of layer {layer}"), own.k.into(), k.into())?;
+        for (table, &(layer, n_expert, k)) in self.layers.iter().zip(&shape.layers) {
+            differs("block number of a layer with experts".into(), table.layer.into(), layer.into())?;
+            differs(format!("experts of layer {layer}"), table.popularity.len(), n_expert.into())?;
+            differs(format!("experts used per token of layer {layer}"), table.k.into(), k.into())?;
         }
         Ok(())
     }
@@ -150,7 +150,7 @@ impl PathTable {
     fn layer(&self, position: usize, shape: &PredictShape) -> Option<&LayerTable> {
         let &(layer, n_expert, _) = shape.layers.get(position)?;
         let n_before = position.checked_sub(1).map_or(0, |before| usize::from(shape.layers[before].1));
-        let found = self.layers.iter().find(|own| own.layer == layer)?;
+        let found = self.layers.iter().find(|table| table.layer == layer)?;
         (found.popularity.len() == usize::from(n_expert) && found.rows.len() == n_before).then_some(found)
     }
 }

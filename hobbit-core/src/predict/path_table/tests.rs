@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 use rand_mt::Mt;
 
+use super::builder::PathLimits;
 use super::*;
 use crate::expert::ExpertId;
 use crate::predict::{PredictorKind, build};
@@ -11,7 +12,8 @@ fn top_1() -> PredictShape {
 }
 
 fn learn(shape: &PredictShape, limits: PathLimits, tokens: &[Vec<Vec<u16>>]) -> PathTable {
-    let mut builder = PathTableBuilder::new(shape.clone(), limits);
+    let mut builder = PathTableBuilder::new(shape.clone());
+    builder.limits = limits;
     for token in tokens {
         builder.begin_token();
         for (&(layer, ..), chosen) in shape.layers.iter().zip(token) {
@@ -87,7 +89,7 @@ fn a_pair_never_seen_falls_back_to_one_layer_and_that_to_popularity() {
 fn batches_count_as_their_tokens_do() {
     let shape = top_1();
     let tokens = exclusive_or();
-    let mut batches = PathBatches::new(PathTableBuilder::new(shape.clone(), PathLimits::default()));
+    let mut batches = PathBatches::new(shape.clone());
     for (i, batch) in tokens.chunks(7).enumerate() {
         for (position, &(layer, ..)) in shape.layers.iter().enumerate() {
             batches.layer(layer, 1, batch.iter().map(|token| token[position][0]));
@@ -103,7 +105,7 @@ fn batches_count_as_their_tokens_do() {
 #[test]
 fn a_layer_that_dropped_tokens_is_not_counted() {
     let shape = top_1();
-    let mut batches = PathBatches::new(PathTableBuilder::new(shape, PathLimits::default()));
+    let mut batches = PathBatches::new(shape);
     batches.layer(1, 1, [0, 1, 2]);
     batches.layer(2, 1, [1, 2, 3]);
     batches.layer(5, 1, [3]);

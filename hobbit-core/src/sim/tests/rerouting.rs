@@ -3,7 +3,6 @@
 use super::{recorded, recording, replayed};
 use crate::expert::Precision;
 use crate::options::{RoutingOptions, VirtualExperts, VirtualUpdate};
-use crate::route::Rerouting;
 use crate::sim::{Budget, Config, SimError, replay};
 use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Needed, Phase, TraceWriter};
 
@@ -42,8 +41,8 @@ fn a_missing_expert_gives_way_to_one_that_is_there() {
     assert_eq!((outcome.decode.bytes, outcome.bytes_read), (16_000, 16_000));
 
     // 0.2 of the range of 0.4375 exceeds 0.0625 but not 0.375; the best expert stays.
-    let rerouting = Rerouting { bias: 0.2, keep_top: 1, ..Rerouting::default() };
-    let (seen, outcome) = replayed(&recording, &Config { rerouting, ..exact.clone() });
+    let routing = RoutingOptions { cache_bias: 0.2, ..RoutingOptions::default() };
+    let (seen, outcome) = replayed(&recording, &Config { routing, ..exact.clone() });
     let used: Vec<_> = seen.iter().map(|(expert, precision, hit)| (expert.index, *precision, *hit)).collect();
     let high = Some(Precision::High);
     assert_eq!(
@@ -56,10 +55,11 @@ fn a_missing_expert_gives_way_to_one_that_is_there() {
     let shares = decode.shares().unwrap();
     assert_eq!((shares.hit, shares.reranked, shares.loaded), (2.0 / 6.0, 1.0 / 6.0, 0.5));
 
-    let substitute = Rerouting { substitute: 0.5, ..Rerouting::default() };
-    let (_, outcome) = replayed(&recording, &Config { rerouting: substitute, ..exact.clone() });
+    let routing = RoutingOptions { substitute: 0.5, keep_top: 0, ..RoutingOptions::default() };
+    let (_, outcome) = replayed(&recording, &Config { routing, ..exact.clone() });
     assert_eq!(outcome.decode.rerouted.uses, 1, "0.25 is less than 1.5 times 0.1875");
-    let (_, outcome) = replayed(&recording, &Config { drop: 0.8, ..exact });
+    let routing = RoutingOptions { drop: 0.8, ..RoutingOptions::default() };
+    let (_, outcome) = replayed(&recording, &Config { routing, ..exact });
     assert_eq!((outcome.decode.misses.skipped, outcome.decode.hits), (2, 2), "{outcome:?}");
 }
 
@@ -69,9 +69,12 @@ fn virtual_experts_change_beside_tokens_that_wait_for_none() {
     let then = ([2, 3], [0.1, 0.15, 0.4, 0.35]);
     let tokens: Vec<_> = std::iter::repeat_n(first, 8).chain(std::iter::repeat_n(then, 300)).collect();
     let recording = recording(&trace(&tokens, Some(2), RoutingOptions::default()));
-    let exact = Config { budget: Budget::Slots(3), ..Config::recorded(&recording).unwrap() };
+    let mut exact = Config::recorded(&recording).unwrap();
+    exact.memory.budget = Budget::Slots(3);
     for update in [VirtualUpdate::Tokens(1), VirtualUpdate::Tokens(4), VirtualUpdate::Auto] {
-        let (seen, outcome) = replayed(&recording, &Config { virtual_experts: Some(update), ..exact.clone() });
+        let virtual_experts = VirtualExperts::Auto;
+        let routing = RoutingOptions { virtual_experts, virtual_update: update, ..RoutingOptions::default() };
+        let (seen, outcome) = replayed(&recording, &Config { routing, ..exact.clone() });
         let decode = outcome.decode;
         assert_eq!(
             (decode.misses.high, decode.misses.skipped),
@@ -85,15 +88,15 @@ fn virtual_experts_change_beside_tokens_that_wait_for_none() {
     }
     let recorded = RoutingOptions { virtual_experts: VirtualExperts::Auto, ..RoutingOptions::default() };
     let ran = super::recording(&trace(&tokens, Some(2), recorded));
-    assert_eq!(Config::recorded(&ran).unwrap().virtual_experts, Some(VirtualUpdate::Auto));
+    assert_eq!(Config::recorded(&ran).unwrap().routing.virtual_experts, VirtualExperts::Auto);
 }
 
 #[test]
 fn without_scores_no_token_is_rerouted() {
     for n_unselected in [None, Some(0)] {
         let recording = recording(&trace(&TOKENS, n_unselected, RoutingOptions::default()));
-        let rerouting = Rerouting { bias: 0.2, ..Rerouting::default() };
-        let config = Config { rerouting, ..Config::recorded(&recording).unwrap() };
+        let routing = RoutingOptions { cache_bias: 0.2, ..RoutingOptions::default() };
+        let config = Config { routing, ..Config::recorded(&recording).unwrap() };
         let error = replay(&recording, &config, &mut |_, _, _| {}).unwrap_err();
         assert!(matches!(error, SimError::NoScores { .. }) && error.to_string().contains("no scores"), "{error}");
     }
@@ -104,7 +107,7 @@ fn rerouted_runs_replay_with_and_without_rerouting() {
     let routing = RoutingOptions { cache_bias: 0.2, ..RoutingOptions::default() };
     let plain = recording(&trace(&TOKENS, Some(2), routing.clone()));
     let config = Config::recorded(&plain).unwrap();
-    assert_eq!((config.rerouting.bias, config.rerouting.keep_top), (0.2, 1));
+    assert_eq!((config.routing.cache_bias, config.routing.keep_top), (0.2, 1));
     let (seen, _) = replayed(&plain, &config);
     // As the engine writes it: the executed experts and the demands.
     let mut writer = TraceWriter::new(Vec::new(), &plain.header).unwrap();
@@ -130,7 +133,7 @@ fn rerouted_runs_replay_with_and_without_rerouting() {
     let rerouted = recording(&writer.finish().unwrap());
     assert_eq!(rerouted.batches().filter(|batch| !batch.layers[0].executed.is_empty()).count(), 1);
     assert_eq!(replayed(&rerouted, &config).0, recorded(&rerouted));
-    let exact = Config { rerouting: Rerouting::default(), ..config };
+    let exact = Config { routing: RoutingOptions::default(), ..config };
     let of_exact = recording(&trace(&TOKENS, Some(2), RoutingOptions::default()));
     assert_eq!(replayed(&rerouted, &exact).0, replayed(&of_exact, &Config::recorded(&of_exact).unwrap()).0);
 }
