@@ -84,7 +84,7 @@ pub fn devices_and_precision(devices: &[DeviceReport], precision: &PrecisionRepo
 
 /// The precision of a run, unless it is exact in every way and uses all it was given.
 fn deviation(precision: &PrecisionReport) -> Option<String> {
-    let low = precision.low.as_ref().map(|low| format!("low {} from {}", low.types, low.source));
+    let low = precision.low.as_ref().map(|low| format!("low {} from {}", low.versions.types, low.source));
     if precision.is_dynamic() {
         let PrecisionReport { t1, t2, .. } = precision;
         let low = low.unwrap_or_else(|| "no low".to_owned());
@@ -404,7 +404,8 @@ mod tests {
 
     fn low() -> Option<LowReport> {
         let (source, types) = ("mixtral.low.gguf".into(), "q2_K".into());
-        Some(LowReport { source, types, bytes: 1_793_148_846, slots: 96, experts: 768, cache_bytes: 224_143_605 })
+        let versions = VersionsReport { types, bytes: 1_793_148_846, slots: 96, experts: 768 };
+        Some(LowReport { source, versions, cache_bytes: 224_143_605 })
     }
 
     #[test]

@@ -21,7 +21,6 @@ mod reports;
 use serde::Serialize;
 
 use crate::plan::kib_field;
-use crate::route::Rerouted;
 use crate::speculation::GateReport;
 
 pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
@@ -33,6 +32,8 @@ pub use reports::{
 
 #[doc(inline)]
 pub use crate::plan::MemoryPlan;
+#[doc(inline)]
+pub use crate::route::RerouteCounts;
 
 /// Expert traffic of one phase: prompt processing or decoding. Warm-up is never counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -116,17 +117,6 @@ field_by_field!(PhaseStats: Add::add {
     io_busy_seconds, io_wait_seconds
 });
 
-/// Uses of other experts than the router's, while decoding.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct RerouteCounts {
-    /// Uses of another expert than the router's, which was in memory.
-    pub uses: u64,
-    /// Tokens in a layer without rerouting, because hobbit did not understand their router's choice.
-    pub refused: u64,
-    /// Shares of a token's weight lost by rerouting, summed; divided by `uses` it is the mean.
-    pub given_up: f64,
-}
-
 field_by_field!(RerouteCounts: Add::add { uses, refused, given_up });
 field_by_field!(RerouteCounts: Sub::sub { uses, refused, given_up });
 
@@ -137,12 +127,6 @@ impl RerouteCounts {
     }
 }
 
-impl From<Rerouted> for RerouteCounts {
-    fn from(Rerouted { exchanged, refused, given_up }: Rerouted) -> Self {
-        Self { uses: exchanged, refused, given_up }
-    }
-}
-
 /// Traffic of one layer, both phases together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LayerStats {
@@ -150,15 +134,15 @@ pub struct LayerStats {
     pub layer: u16,
     /// Slots of the layer in its pool.
     pub slots: u32,
-    /// As in [`PhaseStats::hits`].
+    /// Resident experts, counted as [`PhaseStats::hits`].
     pub hits: u64,
-    /// As in [`PhaseStats::misses`].
+    /// Missing experts, counted alike.
     pub misses: u64,
-    /// As in [`PhaseStats::used`].
+    /// Uses by computed precision.
     pub used: PrecisionCounts,
-    /// As in [`RerouteCounts::uses`].
+    /// Uses of other experts than the router's.
     pub rerouted: u64,
-    /// As in [`RerouteCounts::refused`].
+    /// Tokens that were left alone ([`RerouteCounts::refused`]).
     pub refused: u64,
 }
 

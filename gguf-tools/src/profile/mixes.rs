@@ -96,7 +96,7 @@ impl Measurer<'_> {
             self.runner = None;
             let runner = self.run.open_for_misses(self.low.filter(|_| with_low))?;
             if let (true, Some(low)) = (with_low, &runner.session.precision().low) {
-                self.low_types = Some(low.types.clone());
+                self.low_types = Some(low.versions.types.clone());
             }
             self.runner = Some((with_low, runner));
         }

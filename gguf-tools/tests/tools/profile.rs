@@ -142,7 +142,7 @@ fn a_pack_is_measured_with_its_own_low_versions_and_with_several_caches() {
     let mut without = bound(1.0);
     without.measured.iter_mut().for_each(|own| own.mixes.retain(|own| !own.mix.uses_low()));
     let high = session(60.0, without).unwrap();
-    assert!(!high.is_dynamic() && high.low.is_none_or(|low| low.slots == 0));
+    assert!(!high.is_dynamic() && high.low.is_none_or(|low| low.versions.slots == 0));
     assert!(high.loss_bound.unwrap().contains("with 50 % of the experts in memory (here "));
     let error = session(15.0, bound(1.0)).unwrap_err().to_string();
     assert!(error.contains("was measured with 25 %, 50 %"), "{error}");

@@ -3,7 +3,6 @@
 use super::layout::Layout;
 use crate::cache::Cache;
 use crate::expert::Precision;
-use crate::route::Rerouted;
 use crate::stats::{LayerStats, PrecisionCounts, RerouteCounts};
 
 /// Counted since a residency was made.
@@ -65,10 +64,10 @@ impl Counts {
         self.by_layer[usize::from(layer)].used.count(precision, n_uses);
     }
 
-    pub(super) fn rerouted(&mut self, layer: u16, outcome: Rerouted) {
+    pub(super) fn rerouted(&mut self, layer: u16, outcome: RerouteCounts) {
         let of_layer = &mut self.by_layer[usize::from(layer)].rerouted;
-        *of_layer = *of_layer + outcome.into();
-        self.all.rerouted = self.all.rerouted + outcome.into();
+        *of_layer = *of_layer + outcome;
+        self.all.rerouted = self.all.rerouted + outcome;
     }
 }
 

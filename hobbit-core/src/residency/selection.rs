@@ -6,7 +6,7 @@ use super::step::LayerStep;
 use crate::cache::Use;
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
 use crate::predict::{Popularity, RouterScores};
-use crate::route::{Choice, Demand, Pair, Phase, Rerouted, Rerouting, Routing, TokenScores, Weighing, reroute};
+use crate::route::{Choice, Demand, Pair, Phase, RerouteCounts, Rerouting, Routing, TokenScores, Weighing, reroute};
 
 /// A batch that needs this many tenths of a layer's experts is dense: the next layer will need nearly all of its own.
 const DENSE_TENTHS: usize = 9;
@@ -176,11 +176,11 @@ impl Selection {
         before: &[f32],
         (scores, weighing): (&[RouterScores], Weighing),
         is_present: &dyn Fn(u16) -> bool,
-    ) -> (Rerouted, Option<Vec<f32>>) {
+    ) -> (RerouteCounts, Option<Vec<f32>>) {
         let n_used = self.routing.n_used;
         let (mut ids, mut weights) = (self.routing.ids.clone(), before.to_vec());
         if scores.len() != self.routing.n_tokens || weights.len() != ids.len() {
-            return (Rerouted { refused: self.routing.n_tokens as u64, ..Rerouted::default() }, None);
+            return (RerouteCounts { refused: self.routing.n_tokens as u64, ..RerouteCounts::default() }, None);
         }
         let scores: Vec<TokenScores> =
             scores.iter().map(|RouterScores { selection, weights }| TokenScores { selection, weights }).collect();

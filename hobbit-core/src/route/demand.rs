@@ -7,7 +7,7 @@ use crate::expert::Precision;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Demand {
-    /// It does without.
+    /// The token does without the expert.
     Skip,
     /// The low-precision version is good enough.
     Low,
@@ -15,7 +15,7 @@ pub enum Demand {
     High,
 }
 
-/// HOBBIT's T1 and T2: up to which unimportance an expert is worth which version.
+/// HOBBIT's T1 and T2: the highest unimportance that is worth a high or a low version.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Thresholds {
     /// Highest unimportance that asks for high precision, `0.0..=1.0`. At 1 everything does. At 0 nothing does, not
@@ -122,10 +122,9 @@ pub fn resolve(demand: Demand, is_resident: [bool; Precision::COUNT], has_low: b
 }
 
 /// Sets the router weights of a token's skipped experts to zero and scales the others so that the sum stays.
-/// `weights` and `skipped` are `[n_expert_used]`; what has no flag is not skipped.
+/// `weights` and `skipped` are `[n_expert_used]`; an expert without a flag is not skipped.
 ///
-/// Without a skipped expert not a bit changes. Where the others sum to nothing that could be scaled, they stay as
-/// they are.
+/// Without a skipped expert not a bit changes. Weights whose sum cannot be scaled stay as they are.
 pub fn renormalise(weights: &mut [f32], skipped: &[bool]) {
     if !skipped.contains(&true) {
         return;
@@ -135,9 +134,13 @@ pub fn renormalise(weights: &mut [f32], skipped: &[bool]) {
     for (weight, _) in weights.iter_mut().zip(skipped).filter(|(_, skipped)| **skipped) {
         *weight = 0.0;
     }
-    let scale = whole / sum(weights);
-    if scale.is_finite() && scale > 0.0 {
-        weights.iter_mut().for_each(|weight| *weight = (f64::from(*weight) * scale) as f32);
+    scale(weights, whole / sum(weights));
+}
+
+/// Multiplies weights, unless the factor is no positive number.
+pub(super) fn scale(weights: &mut [f32], by: f64) {
+    if by.is_finite() && by > 0.0 {
+        weights.iter_mut().for_each(|weight| *weight = (f64::from(*weight) * by) as f32);
     }
 }
 
@@ -171,9 +174,8 @@ impl Phase {
     }
 }
 
-/// Adds what tokens ask of experts to what each expert of a layer is asked for: the highest demand of all that chose
-/// it. `chosen` are the experts' indices with the tokens' demands; `by_expert` `[n_expert]` begins as
-/// [`Demand::Skip`]. An index beyond it is no expert and counts for nothing.
+/// Raises the demand for each expert of a layer to the highest of the tokens that chose it. `chosen` are experts and
+/// their tokens' demands; `by_expert` `[n_expert]` begins as [`Demand::Skip`]. Experts beyond it are ignored.
 pub fn merge(chosen: impl IntoIterator<Item = (u16, Demand)>, by_expert: &mut [Demand]) {
     for (index, demand) in chosen {
         if let Some(highest) = by_expert.get_mut(usize::from(index)) {
@@ -183,8 +185,8 @@ pub fn merge(chosen: impl IntoIterator<Item = (u16, Demand)>, by_expert: &mut [D
 }
 
 /// Fate's popularity rule ("popularity-aware hybrid quantization", section 4.5): the least popular `share` of a
-/// batch's active experts, rounded down, get at most [`Demand::Low`]; of those that need not come as they are asked
-/// for, as HOBBIT has it of each token's most important one (`is_first`), so that there may be fewer.
+/// batch's active experts, rounded down, get at most [`Demand::Low`]. Experts that some token ranks first (`is_first`)
+/// keep their demand, as HOBBIT requires, so fewer may be lowered.
 ///
 /// `needed_by_popularity` are the active experts' indices, most tokens first; `share` is `0.0..=1.0`; `demands` is by
 /// expert index. For prompts.

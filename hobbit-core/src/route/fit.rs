@@ -1,15 +1,15 @@
-//! Thresholds for a wished mix of high, low and skip, from what a calibration run has seen.
+//! Thresholds for a target mix of high, low and skip, from the uses of a calibration run.
 
 use std::str::FromStr;
 
 use super::{Demand, Thresholds};
 
-/// How the uses of experts divide into what they ask for. Adds up to 1.
+/// Shares of the uses of experts by demand. They add up to 1.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Shares {
     /// Share that asks for high precision.
     pub high: f64,
-    /// Share that is content with low precision.
+    /// Share for which low precision is enough.
     pub low: f64,
     /// Share that is skipped.
     pub skip: f64,
@@ -44,7 +44,7 @@ impl Shares {
         Ok(Self { high, low, skip })
     }
 
-    /// What `thresholds` make of these uses: `n_first` uses of a token's first expert, and the unimportances of all
+    /// Demands of these uses under `thresholds`: `n_first` uses of a token's first expert, and the unimportances of all
     /// others. All zero without uses.
     pub fn reached(thresholds: Thresholds, n_first: u64, samples: &[f32]) -> Self {
         let mut counts = [0u64; 3];
@@ -63,12 +63,12 @@ impl Shares {
     }
 }
 
-/// Thresholds, and what they would have done to the samples.
+/// Thresholds, and their mix on the samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fit {
     /// Valid for [`Thresholds::new`].
     pub thresholds: Thresholds,
-    /// The mix really reached: samples of equal unimportance cannot be told apart.
+    /// The mix reached: samples of equal unimportance get equal demands.
     pub shares: Shares,
 }
 
@@ -81,8 +81,8 @@ pub struct NoUses;
 /// then the highest T2).
 ///
 /// `n_first` counts uses of a token's first expert, `samples` are the unimportances ([`super::unimportance`]) of all
-/// other uses, in any order; what is no number counts as 0, as in the scorer. Where nothing seen is beyond a
-/// threshold, it is 1: nothing unseen shall be either.
+/// other uses, in any order; NaN counts as 0, as in the scorer. A threshold that no sample exceeds is 1, so that no
+/// later use exceeds it either.
 pub fn fit(n_first: u64, mut samples: Vec<f32>, target: Shares) -> Result<Fit, NoUses> {
     for s in &mut samples {
         *s = if s.is_nan() { 0.0 } else { s.clamp(0.0, 1.0) };
@@ -96,7 +96,7 @@ pub fn fit(n_first: u64, mut samples: Vec<f32>, target: Shares) -> Result<Fit, N
     let share = |count: u64| count as f64 / n_uses as f64;
 
     // Only T1 moves the share of high, only T2 that of skip, and the distance grows with either's error: the best pair
-    // is among the neighbours of what is wished.
+    // is among the neighbours of the target.
     let nothing = Cut { threshold: 0.0, n_within: 0 };
     let t1s: Vec<Cut> = std::iter::once(nothing).chain(cuts.iter().copied()).collect();
     let t1s = neighbours(&t1s, |cut| share(cut.n_within) <= target.high);
@@ -115,7 +115,7 @@ pub fn fit(n_first: u64, mut samples: Vec<f32>, target: Shares) -> Result<Fit, N
     Ok(nearest.expect("the lowest T1 goes with every T2"))
 }
 
-/// A threshold, and how many uses are not beyond it.
+/// A threshold, and the number of uses within it.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     threshold: f32,
@@ -126,7 +126,7 @@ struct Cut {
 fn cuts(n_first: u64, sorted: &[f32]) -> Vec<Cut> {
     let n_zero = sorted.partition_point(|s| *s <= 0.0);
     let mut cuts = Vec::new();
-    // Only first experts, and those no better than they, are within half of the least sample.
+    // Half of the least sample includes only first experts and uses that rank with them.
     let below = sorted.get(n_zero).map_or(1.0, |least| least / 2.0);
     if below > 0.0 {
         cuts.push(Cut { threshold: below, n_within: n_first + n_zero as u64 });
@@ -142,7 +142,7 @@ fn cuts(n_first: u64, sorted: &[f32]) -> Vec<Cut> {
     cuts
 }
 
-/// The last of those that are within and the first that is not, as far as there are.
+/// The last cut within the target and the first beyond it, if they exist.
 fn neighbours(cuts: &[Cut], is_within: impl Fn(&Cut) -> bool) -> &[Cut] {
     let first_beyond = cuts.partition_point(is_within);
     &cuts[first_beyond.saturating_sub(1)..(first_beyond + 1).min(cuts.len())]

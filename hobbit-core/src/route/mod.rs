@@ -20,7 +20,7 @@ pub use demand::{
     DECODE_TOKENS_MAX, Demand, Phase, ThresholdError, Thresholds, merge, renormalise, resolve, unimportance,
 };
 pub use fit::{Fit, NoUses, Shares, SharesError, fit};
-pub use reroute::{Choice, Rerouted, Rerouting, TokenScores, Weighing, reroute};
+pub use reroute::{Choice, RerouteCounts, Rerouting, TokenScores, Weighing, reroute};
 pub use routing::{Pair, Routing, rounded};
 
 /// The nearest memory that has a version, seen from the device that multiplies.

@@ -1,8 +1,7 @@
 //! Routing that knows what is in memory: an expert that would have to be read gives way to one that is there.
 //!
-//! One loop for three rules. Of a token's chosen experts those that are missing stand in line, the lowest score
-//! first; of the others those that are present, the highest score first; and a pair is exchanged where a rule allows
-//! it:
+//! One loop for three rules. Missing experts of a token's choice, the lowest score first, are paired with present ones
+//! that were not chosen, the highest score first. A pair is exchanged where a rule allows it:
 //!
 //! | rule | allows |
 //! |---|---|
@@ -13,14 +12,16 @@
 //! S' is the best score that was not chosen. An expert that is present is never exchanged, so where everything is
 //! present not a bit changes. Pure.
 
+use super::demand::scale;
+
 /// Rules of rerouting. The default changes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rerouting {
-    /// λ: so much of the range of a token's scores an expert that is present is ahead of one that is not.
+    /// λ: bonus of a present expert, as a part of the range of a token's scores.
     pub bias: f32,
-    /// A token's best experts that always stay, whatever λ and α say.
+    /// Number of a token's best experts that always stay, for any λ and α.
     pub keep_top: usize,
-    /// α: how near to the best score that was not chosen a score must be to give way, and to stand in.
+    /// α: maximum distance of both scores of an exchange from the best score that was not chosen, as a part of it.
     pub substitute: f32,
     /// Most experts of a token that α exchanges; `None` for any number.
     pub substitute_max: Option<usize>,
@@ -31,9 +32,9 @@ pub struct Rerouting {
 /// A router's scores of all experts for one token, `[n_expert]` each.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenScores<'a> {
-    /// By these experts are chosen; negative infinity is never chosen.
+    /// Decide the choice; negative infinity is never chosen.
     pub selection: &'a [f32],
-    /// The weights of the chosen ones are made of these.
+    /// Become the weights of the chosen experts.
     pub weights: &'a [f32],
 }
 
@@ -44,7 +45,7 @@ pub enum Weighing {
     Normalised,
     /// Shares of the sum over all experts.
     OfAll,
-    /// Each by itself.
+    /// Each score alone.
     Each,
 }
 
@@ -61,20 +62,19 @@ pub struct Choice<'a> {
     pub weighing: Weighing,
 }
 
-/// Result of rerouting a choice.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Rerouted {
-    /// Uses of experts that went to another one.
-    pub exchanged: u64,
-    /// Tokens that miss an expert and were left alone, because these scores do not explain their choice.
+/// Uses of other experts than the router's, while decoding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct RerouteCounts {
+    /// Uses of another expert than the router's, which was in memory.
+    pub uses: u64,
+    /// Tokens that miss an expert in a layer and were left alone, because their scores do not explain their choice.
     pub refused: u64,
-    /// Shares of the chosen experts' weight that exchanged ones had, less what their substitutes would have had;
-    /// summed.
+    /// Shares of a token's weight lost by rerouting, summed; divided by `uses` it is the mean.
     pub given_up: f64,
 }
 
 impl Rerouting {
-    /// Whether no token is ever sent elsewhere.
+    /// Whether no expert is ever exchanged.
     pub fn is_off(&self) -> bool {
         !self.only_present && self.bias <= 0.0 && self.substitute <= 0.0
     }
@@ -122,17 +122,17 @@ enum By {
     Nearness,
 }
 
-/// Sends the tokens of `choice` to what is present, as far as `rules` allow. `scores`: one for each token.
-/// `is_present`: whether an expert can be used without a read. What another token of the batch will need anyway
-/// counts as present.
+/// Exchanges missing experts of `choice` for present ones, as far as `rules` allow. `scores`: one for each token.
+/// `is_present`: whether an expert can be used without a read. Experts that other tokens of the batch need anyway
+/// count as present.
 pub fn reroute(
     rules: &Rerouting,
     choice: Choice<'_>,
     scores: &[TokenScores<'_>],
     is_present: &dyn Fn(u16) -> bool,
-) -> Rerouted {
+) -> RerouteCounts {
     let Choice { ids, weights, n_used, weighing } = choice;
-    let mut outcome = Rerouted::default();
+    let mut outcome = RerouteCounts::default();
     if rules.is_off() || n_used == 0 {
         return outcome;
     }
@@ -162,7 +162,7 @@ pub fn reroute(
     outcome
 }
 
-/// The experts that a token keeps whatever is present.
+/// The experts that a token keeps, present or not.
 fn kept(rules: &Rerouting, ids: &[u16], scores: &TokenScores<'_>) -> Vec<u16> {
     if rules.only_present || !is_whole(scores, ids) {
         return Vec::new();
@@ -212,7 +212,7 @@ fn exchange(
     scores: &TokenScores<'_>,
     weighing: Weighing,
     is_present: &dyn Fn(u16) -> bool,
-    outcome: &mut Rerouted,
+    outcome: &mut RerouteCounts,
 ) {
     let of = |index: u16| scores.selection[usize::from(index)];
     let n_kept = if rules.only_present { 0 } else { rules.keep_top };
@@ -245,7 +245,7 @@ fn exchange(
             exchanged += 1;
             outcome.given_up += (old - new) / whole;
         }
-        outcome.exchanged += exchanged;
+        outcome.uses += exchanged;
         if exchanged > 0 && weighing == Weighing::Normalised {
             scale(weights, before / sum(weights));
         }
@@ -257,12 +257,6 @@ fn exchange(
         if masked < all {
             scale(weights, all / masked);
         }
-    }
-}
-
-fn scale(weights: &mut [f32], by: f64) {
-    if by.is_finite() && by > 0.0 {
-        weights.iter_mut().for_each(|weight| *weight = (f64::from(*weight) * by) as f32);
     }
 }
 

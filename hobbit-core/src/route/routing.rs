@@ -2,8 +2,8 @@
 
 use half::f16;
 
-/// A router weight or score in half precision, as a trace keeps it. Policies that are shown rounded weights decide
-/// alike in a run and in its replay.
+/// A router weight or score in half precision, as a trace keeps it. Policies get rounded
+/// weights, so that they decide alike in a run and in its replay.
 pub fn rounded(value: f32) -> f32 {
     f16::from_f32(value).to_f32()
 }
@@ -77,8 +77,8 @@ impl Routing {
         Ok(())
     }
 
-    /// How many tokens chose an expert, and how many come after the last of them. At least one token, as where it is
-    /// said that the expert is needed without any (a hostile trace).
+    /// Tokens that chose an expert, and tokens after the last of them. At least one token chose it, even if a hostile
+    /// trace needs the expert without any.
     ///
     /// # Panics
     /// If the layer has no such expert.
@@ -88,8 +88,8 @@ impl Routing {
         ((pairs.len() as u32).max(1), since)
     }
 
-    /// The expert's share of the router's weight, summed over tokens, of each of which all shares sum to 1. `weights`
-    /// is `[n_tokens][n_used]`; where it is empty, all weigh alike.
+    /// The expert's share of the router's weight, summed over tokens; the shares of one token sum to 1. `weights` is
+    /// `[n_tokens][n_used]`; if it is empty, all experts weigh alike.
     pub fn share(&self, expert: u16, weights: &[f32]) -> f32 {
         let position = |pair: &Pair| pair.token as usize * self.n_used + pair.rank as usize;
         self.pairs_of(expert).iter().map(|pair| self.share_of_pair(position(pair), weights)).sum()
@@ -113,8 +113,8 @@ impl Routing {
         rounded(if sum > 0.0 { weights[position] / sum } else { 1.0 / self.n_used as f32 })
     }
 
-    /// Takes experts out of the router's weights, `[n_tokens][n_used]`: `without` changes the weights of each token
-    /// that has one of them, and gets a flag for each that is left out.
+    /// Takes `skipped` experts out of the router's weights, `[n_tokens][n_used]`: `without` changes the weights of each
+    /// token that chose one of them, and gets a flag for each skipped expert.
     pub(crate) fn leave_out(&self, skipped: &[u16], weights: &mut [f32], without: impl Fn(&mut [f32], &[bool])) {
         let mut left_out = vec![false; self.n_used];
         for (ids, weights) in self.ids.chunks(self.n_used).zip(weights.chunks_mut(self.n_used)) {
@@ -127,8 +127,8 @@ impl Routing {
         }
     }
 
-    /// The ids as a product takes them whose tensor has a row per slot: `out` is replaced by `[n_tokens][n_used]`
-    /// rows. `rows` names the row of each expert that has one, of a layer with `n_expert`; the others' is -1.
+    /// The ids for a product whose tensor has a row per slot: `out` is replaced by `[n_tokens][n_used]` rows. `rows`
+    /// gives the row of each expert of a layer with `n_expert` that has one; an expert without a row gets -1.
     /// `by_expert` is scratch.
     ///
     /// # Panics

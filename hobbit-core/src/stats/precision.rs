@@ -111,14 +111,8 @@ pub struct VersionsReport {
 pub struct LowReport {
     /// Name of the file they come from.
     pub source: String,
-    /// As in [`VersionsReport::types`].
-    pub types: String,
-    /// As in [`VersionsReport::bytes`].
-    pub bytes: u64,
-    /// As in [`VersionsReport::slots`].
-    pub slots: u64,
-    /// As in [`VersionsReport::experts`].
-    pub experts: u64,
+    #[serde(flatten)]
+    pub versions: VersionsReport,
     pub cache_bytes: u64,
 }
 

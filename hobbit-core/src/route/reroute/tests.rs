@@ -4,7 +4,7 @@ use proptest::prelude::*;
 const SCORES: [f32; 8] = [0.30, 0.25, 0.15, 0.10, 0.08, 0.07, 0.04, 0.01];
 
 /// Reroutes one token that uses the best `n_used` experts of [`SCORES`], by these rules and with these experts present.
-fn of(rules: Rerouting, n_used: usize, present: &[u16]) -> (Vec<u16>, Vec<f32>, Rerouted) {
+fn of(rules: Rerouting, n_used: usize, present: &[u16]) -> (Vec<u16>, Vec<f32>, RerouteCounts) {
     let mut ids: Vec<u16> = (0..n_used as u16).collect();
     let sum: f32 = SCORES[..n_used].iter().sum();
     let mut weights: Vec<f32> = SCORES[..n_used].iter().map(|score| score / sum).collect();
@@ -50,7 +50,7 @@ fn every_rule_by_a_table() {
         let (ids, _, outcome) = of(rules, 4, present);
         assert_eq!(ids, expected, "{rules:?} {present:?}");
         let exchanged = ids.iter().zip(0..).filter(|(id, rank)| **id != *rank).count();
-        assert_eq!((outcome.exchanged, outcome.refused), (exchanged as u64, 0), "{rules:?} {present:?}");
+        assert_eq!((outcome.uses, outcome.refused), (exchanged as u64, 0), "{rules:?} {present:?}");
     }
 }
 
@@ -95,7 +95,7 @@ fn scores_that_do_not_explain_a_choice_leave_it_alone() {
         assert_eq!((outcome.refused, changed, weights), (1, ids, [0.5, 0.5]), "{selection:?}");
         let choice = Choice { ids: &mut changed, weights: &mut weights, n_used: 2, weighing: Weighing::Each };
         let outcome = reroute(&bias(9.0, 0), choice, &[scores], &|_| true);
-        assert_eq!((outcome, changed, weights), (Rerouted::default(), ids, [0.5, 0.5]), "nothing is missing");
+        assert_eq!((outcome, changed, weights), (RerouteCounts::default(), ids, [0.5, 0.5]), "nothing is missing");
     }
 }
 
@@ -108,7 +108,7 @@ fn an_expert_that_another_token_needs_counts_as_present() {
     let scores = [&SCORES, &other].map(|scores| TokenScores { selection: scores, weights: scores });
     let outcome = reroute(&bias(0.9, 1), choice, &scores, &|_| false);
     assert_eq!(ids, [0, 2, 2, 0], "and 0 is what the first one uses");
-    assert_eq!(outcome.exchanged, 2);
+    assert_eq!(outcome.uses, 2);
 }
 
 #[test]

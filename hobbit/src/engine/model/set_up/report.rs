@@ -28,12 +28,15 @@ pub(super) fn precision(
             |layer: &LayerCatalog| (0..layer.n_expert).filter(|&i| layer.source(i, precision).is_some()).count();
         layers.map(count).sum::<usize>() as u64
     };
+    let versions = |catalog: &Catalog, precision, slots| VersionsReport {
+        types: types_of(catalog, precision),
+        bytes: catalog.bytes(precision),
+        slots,
+        experts: n_versions(precision),
+    };
     let low = shared.low_name.as_ref().map(|source| LowReport {
         source: source.clone(),
-        types: types_of(&shared.catalog, Precision::Low),
-        bytes: shared.catalog.bytes(Precision::Low),
-        slots: plan.n_low_slots,
-        experts: n_versions(Precision::Low),
+        versions: versions(&shared.catalog, Precision::Low, plan.n_low_slots),
         cache_bytes: plan.low_cache,
     });
     PrecisionReport {
@@ -50,12 +53,7 @@ pub(super) fn precision(
         routing: routing.words().filter(|_| !plan.is_fully_resident() || tiers.iter().any(Tier::has_misses)),
         over_link: *mode == PrecisionMode::Dynamic && plan.is_fully_resident(),
         loss_bound: routing.loss_bound.clone(),
-        high: VersionsReport {
-            types: types_of(catalog, Precision::High),
-            bytes: catalog.bytes(Precision::High),
-            slots: plan.n_slots,
-            experts: n_versions(Precision::High),
-        },
+        high: versions(catalog, Precision::High, plan.n_slots),
         low,
     }
 }
