@@ -75,9 +75,9 @@ pub struct Step {
     pub caught_up: (usize, f64),
     /// Seconds of evaluating the batch.
     pub seconds: f64,
-    /// Those of them in which it waited for missing experts.
+    /// The part of `seconds` in which it waited for missing experts.
     pub wait_seconds: f64,
-    /// Experts that were missing: those that only drafts wanted, and all others.
+    /// Missing experts that only drafts wanted, and all other missing experts.
     pub n_missing: (u64, u64),
 }
 
@@ -125,7 +125,7 @@ impl FadingMean {
 struct Missing {
     /// For a token that is no draft, now.
     of_token: FadingMean,
-    /// In steps with drafts: for a token, and for a draft beyond those.
+    /// In steps with drafts: for a token, and for a draft beyond its token's.
     beside_drafts: FadingMean,
     of_draft: FadingMean,
     /// Missed experts of a step, and the seconds of waiting for them.
@@ -159,9 +159,154 @@ impl Missing {
 }
 
 impl Step {
-    /// Seconds of waiting, within those of evaluating.
+    /// Seconds of waiting, at most those of evaluating.
     fn wait(&self) -> f64 {
         if is_measured(self.wait_seconds) { self.wait_seconds.min(self.seconds) } else { 0.0 }
+    }
+
+    fn drafting(&self) -> f64 {
+        if is_measured(self.draft_seconds) { self.draft_seconds } else { 0.0 }
+    }
+}
+
+/// Seconds of steps without waiting for missing experts.
+#[derive(Clone, Debug)]
+struct Times {
+    /// By width, as multiples of `pace` then; `[0]` is unused.
+    by_width: Vec<FadingMean>,
+    /// Seconds of a token's step without drafts now. Steps of all widths become faster while the cache warms up and
+    /// slower beside other programs, so one width tells what others take that were measured earlier.
+    pace: FadingMean,
+}
+
+impl Times {
+    fn add(&mut self, width: usize, seconds: f64, has_drafts: bool) {
+        if !has_drafts || self.pace.weight <= 0.0 {
+            self.pace.add(seconds / (1.0 + SLOPE * (width - 1) as f64), PACE_HALF_LIFE);
+        }
+        self.by_width[width].add(seconds / self.pace.mean.max(f64::MIN_POSITIVE), HALF_LIFE);
+    }
+
+    fn is_known(&self, width: usize) -> bool {
+        self.by_width[width].weight > 0.0
+    }
+
+    /// Recent seconds of a step of this width, which is known.
+    fn at(&self, width: usize) -> f64 {
+        self.by_width[width].mean * self.pace.mean
+    }
+
+    /// Seconds of a step of `width` tokens: measured, or on the line through the nearest measured widths; `None` if
+    /// none is known.
+    fn of(&self, width: usize) -> Option<f64> {
+        let known = |at: &usize| self.is_known(*at);
+        let below = (1..=width).rev().find(known)?;
+        if below == width {
+            return Some(self.at(width));
+        }
+        let (x, y) = (below as f64, self.at(below));
+        let slope_to = |other: usize| ((self.at(other) - y) / (other as f64 - x)).max(0.0);
+        let nearest = (width + 1..self.by_width.len()).find(known).or_else(|| (1..below).rev().find(known));
+        let slope = nearest.map_or(SLOPE * y / x, slope_to);
+        Some(y + slope * (width as f64 - x))
+    }
+}
+
+/// Seconds that drafts take.
+#[derive(Clone, Debug, Default)]
+struct Drafting {
+    /// To draft one token.
+    draft: FadingMean,
+    /// Spent on drafting since the last draft.
+    vain: f64,
+    /// To read one token into a draft model.
+    read: FadingMean,
+    /// Steps in which it read.
+    n_reads: u32,
+}
+
+/// Losses of drafts.
+#[derive(Clone, Debug, Default)]
+struct Ledger {
+    /// Tokens of recent steps, with the seconds they lost (negative: won).
+    steps: VecDeque<(u64, f64)>,
+    /// Seconds of catching up that later tokens have to win back, and how much each.
+    debt: f64,
+    debt_of_token: f64,
+}
+
+impl Ledger {
+    fn borrow(&mut self, seconds: f64) {
+        self.debt += seconds;
+        self.debt_of_token = self.debt / WINDOW_TOKENS as f64;
+    }
+
+    /// Enters a step's loss, with its part of the debt.
+    fn enter(&mut self, tokens: u64, lost: f64) {
+        let paid = self.debt.min(self.debt_of_token * tokens as f64);
+        self.debt -= paid;
+        self.steps.push_back((tokens, lost + paid));
+        let mut held: u64 = self.steps.iter().map(|(tokens, _)| tokens).sum();
+        while let Some((tokens, _)) = self.steps.front().filter(|(tokens, _)| held - tokens >= WINDOW_TOKENS) {
+            held -= tokens;
+            self.steps.pop_front();
+        }
+    }
+
+    /// The most seconds that a stretch of steps up to now has lost.
+    fn worst(&self) -> f64 {
+        let (mut sum, mut worst) = (0.0, 0.0_f64);
+        for (_, lost) in self.steps.iter().rev() {
+            sum += lost;
+            worst = worst.max(sum);
+        }
+        worst
+    }
+}
+
+/// When steps without drafts, and short trials of drafts, are due.
+#[derive(Clone, Debug)]
+struct Turns {
+    plain_steps: u32,
+    /// Steps with drafts since the last without.
+    since_plain: u32,
+    /// Steps with drafts left in the trial; 0 between trials.
+    trial: u32,
+    rest: u32,
+    rest_left: u32,
+}
+
+impl Turns {
+    fn end_step(&mut self, has_drafts: bool) {
+        if !has_drafts {
+            self.plain_steps = self.plain_steps.saturating_add(1);
+            self.since_plain = 0;
+            self.rest_left = self.rest_left.saturating_sub(1);
+            return;
+        }
+        self.since_plain += 1;
+        if self.trial > 0 {
+            self.trial -= 1;
+            if self.trial == 0 {
+                self.rest_left = self.rest;
+            }
+        }
+    }
+
+    /// Whether drafts may be made: they are expected to pay, or a trial runs or begins.
+    fn may_draft(&mut self, pays: bool) -> bool {
+        if self.trial > 0 {
+            return true;
+        }
+        if pays {
+            self.rest = REST_MIN;
+        } else if self.rest_left > 0 {
+            return false;
+        } else {
+            self.trial = TRIAL_STEPS;
+            self.rest = (2 * self.rest).min(REST_MAX);
+        }
+        true
     }
 }
 
@@ -182,32 +327,13 @@ impl Step {
 #[derive(Clone, Debug)]
 pub struct Gate {
     options: GateOptions,
-    /// Seconds without waiting, by width, as multiples of `pace` then; `[0]` is unused.
-    times: Vec<FadingMean>,
-    /// Seconds of a token's step without drafts now. Steps of all widths become faster while the cache warms up and
-    /// slower beside other programs, so one width tells what others take that were measured earlier.
-    pace: FadingMean,
+    times: Times,
     missing: Missing,
     /// By place in the draft.
     acceptance: Vec<FadingMean>,
-    /// Seconds of drafting one token, and those that have brought none so far.
-    draft_seconds: FadingMean,
-    vain_seconds: f64,
-    /// Seconds in which a draft model reads a token, and the steps in which it read.
-    read_seconds: FadingMean,
-    n_reads: u32,
-    /// Seconds of catching up that later tokens have to win back, and how much each.
-    debt: f64,
-    debt_of_token: f64,
-    /// Tokens of recent steps, with the seconds they lost (negative: won).
-    ledger: VecDeque<(u64, f64)>,
-    plain_steps: u32,
-    /// Steps with drafts since the last without.
-    since_plain: u32,
-    /// Steps with drafts left in the trial; 0 between trials.
-    trial: u32,
-    rest: u32,
-    rest_left: u32,
+    drafting: Drafting,
+    ledger: Ledger,
+    turns: Turns,
     /// Whether drafts win where tokens wait for experts, and whether the running step would have drafts if so.
     trials: Governor,
     is_tried: bool,
@@ -219,22 +345,12 @@ impl Gate {
         let n_max = options.n_max.min(DECODE_TOKENS_MAX as u32 - 1);
         Self {
             options: GateOptions { n_max, ..options },
-            times: vec![FadingMean::default(); DECODE_TOKENS_MAX + 1],
-            pace: FadingMean::default(),
+            times: Times { by_width: vec![FadingMean::default(); DECODE_TOKENS_MAX + 1], pace: FadingMean::default() },
             missing: Missing::default(),
             acceptance: vec![FadingMean::default(); n_max as usize],
-            draft_seconds: FadingMean::default(),
-            vain_seconds: 0.0,
-            read_seconds: FadingMean::default(),
-            n_reads: 0,
-            debt: 0.0,
-            debt_of_token: 0.0,
-            ledger: VecDeque::new(),
-            plain_steps: 0,
-            since_plain: 0,
-            trial: TRIAL_STEPS,
-            rest: REST_MIN,
-            rest_left: 0,
+            drafting: Drafting::default(),
+            ledger: Ledger::default(),
+            turns: Turns { plain_steps: 0, since_plain: 0, trial: TRIAL_STEPS, rest: REST_MIN, rest_left: 0 },
             trials: Governor::on_trial(TRIALS, TRIALS_MIN),
             is_tried: false,
             report: GateReport::default(),
@@ -245,7 +361,7 @@ impl Gate {
     /// [`DECODE_TOKENS_MAX`] tokens. `n_behind`: tokens that a draft model has to read before ([`Step::caught_up`]).
     pub fn n_drafts(&mut self, n_sequences: usize, n_behind: usize) -> u32 {
         let n_sequences = n_sequences.max(1) as u32;
-        let n_drafts = self.decide(n_sequences, n_behind as f64 * self.read_seconds.mean);
+        let n_drafts = self.decide(n_sequences, n_behind as f64 * self.drafting.read.mean);
         self.is_tried = n_drafts > 0 && !self.options.fixed && self.waits(n_sequences);
         self.report.n_drafts = if self.is_tried && !self.trials.is_on() { 0 } else { n_drafts };
         self.report.n_drafts
@@ -253,7 +369,7 @@ impl Gate {
 
     /// Most tokens that a draft model should read for a sequence now. If it lacks more, it cannot draft yet.
     pub fn n_reads_max(&self) -> usize {
-        if self.options.fixed || self.n_reads >= 2 { usize::MAX } else { FIRST_READS }
+        if self.options.fixed || self.drafting.n_reads >= 2 { usize::MAX } else { FIRST_READS }
     }
 
     /// Records a step. Seconds that are negative or not finite were not measured.
@@ -270,23 +386,22 @@ impl Gate {
         self.report.accepted += u64::from(n_accepted);
         if is_measured(step.draft_seconds) {
             self.report.draft_seconds += step.draft_seconds;
-            self.vain_seconds += step.draft_seconds;
+            self.drafting.vain += step.draft_seconds;
             if n_drafted > 0 {
-                let n_computed = if self.options.always_n_max { n_sequences * self.options.n_max } else { n_drafted };
-                self.draft_seconds.add(std::mem::take(&mut self.vain_seconds) / f64::from(n_computed), HALF_LIFE);
+                let of_draft = std::mem::take(&mut self.drafting.vain) / self.n_computed(n_sequences, n_drafted);
+                self.drafting.draft.add(of_draft, HALF_LIFE);
             }
         }
         if let (n_read @ 1.., seconds) = step.caught_up
             && is_measured(seconds)
         {
             self.report.draft_seconds += seconds;
-            self.n_reads += 1;
-            if self.n_reads == 2 {
-                self.read_seconds = FadingMean::default();
+            self.drafting.n_reads += 1;
+            if self.drafting.n_reads == 2 {
+                self.drafting.read = FadingMean::default();
             }
-            self.read_seconds.add(seconds / n_read as f64, HALF_LIFE);
-            self.debt += seconds;
-            self.debt_of_token = self.debt / WINDOW_TOKENS as f64;
+            self.drafting.read.add(seconds / n_read as f64, HALF_LIFE);
+            self.ledger.borrow(seconds);
         }
         for &(drafted, accepted) in &step.drafts {
             // Drafts behind a rejected one were not judged.
@@ -295,32 +410,17 @@ impl Gate {
             }
         }
         let width = (n_sequences + n_drafted) as usize;
-        self.times.iter_mut().for_each(|recent| recent.fade(f64::exp2(-1.0 / AGE_HALF_LIFE)));
-        if let Some(recent) = self.times.get_mut(width).filter(|_| is_measured(step.seconds)) {
-            let seconds = step.seconds - step.wait();
-            if n_drafted == 0 || self.pace.weight <= 0.0 {
-                self.pace.add(seconds / (1.0 + SLOPE * (width - 1) as f64), PACE_HALF_LIFE);
-            }
-            recent.add(seconds / self.pace.mean.max(f64::MIN_POSITIVE), HALF_LIFE);
+        self.times.by_width.iter_mut().for_each(|recent| recent.fade(f64::exp2(-1.0 / AGE_HALF_LIFE)));
+        if width <= DECODE_TOKENS_MAX && is_measured(step.seconds) {
+            self.times.add(width, step.seconds - step.wait(), n_drafted > 0);
             self.missing.add(step, n_sequences, n_drafted);
         }
-        if n_drafted == 0 {
-            self.plain_steps = self.plain_steps.saturating_add(1);
-            self.since_plain = 0;
-            self.rest_left = self.rest_left.saturating_sub(1);
-        } else {
-            self.since_plain += 1;
-            if self.trial > 0 {
-                self.trial -= 1;
-                if self.trial == 0 {
-                    self.rest_left = self.rest;
-                }
-            }
-        }
+        self.turns.end_step(n_drafted > 0);
+        let n_tokens = n_sequences + n_accepted;
         if self.is_tried {
-            self.compare(step, n_sequences + n_accepted);
+            self.compare(step, n_tokens);
         }
-        self.account(n_sequences, n_drafted, n_accepted, step.draft_seconds);
+        self.ledger.enter(n_tokens.into(), self.lost(step, n_sequences, n_drafted, n_tokens));
     }
 
     /// A prompt was read: trials do not measure the next tokens, which miss what it evicted.
@@ -329,8 +429,8 @@ impl Gate {
     }
 
     pub fn report(&self) -> GateReport {
-        let known = self.times.iter().enumerate().filter(|(_, recent)| recent.weight > 0.0);
-        let seconds_by_width = known.map(|(width, recent)| (width as u32, recent.mean * self.pace.mean)).collect();
+        let known = (0..=DECODE_TOKENS_MAX).filter(|width| self.times.is_known(*width));
+        let seconds_by_width = known.map(|width| (width as u32, self.times.at(width))).collect();
         GateReport { seconds_by_width, trials: self.trials.report(), ..self.report.clone() }
     }
 
@@ -342,10 +442,9 @@ impl Gate {
 
     /// Gives a step's tokens to the trials.
     fn compare(&mut self, step: &Step, n_tokens: u32) {
-        let drafting = if is_measured(step.draft_seconds) { step.draft_seconds } else { 0.0 };
         let of_token = |seconds: f64| seconds / f64::from(n_tokens);
         for _ in 0..n_tokens {
-            self.trials.end_token(of_token(step.seconds + drafting), of_token(step.wait()));
+            self.trials.end_token(of_token(step.seconds + step.drafting()), of_token(step.wait()));
         }
     }
 
@@ -357,28 +456,21 @@ impl Gate {
             return n_max;
         }
         let Some(plain) = self.step_seconds(n_sequences, 0) else { return 0 };
-        if self.plain_steps < PLAIN_FIRST || self.since_plain >= PLAIN_EVERY {
+        if self.turns.plain_steps < PLAIN_FIRST || self.turns.since_plain >= PLAIN_EVERY {
             return 0;
         }
         let (best, rate) = self.best(n_sequences, n_max, plain, catch_up);
         let pays = rate > (1.0 + GAIN_MIN) / plain;
-        if pays && self.trial == 0 {
-            self.rest = REST_MIN;
-        }
-        if !pays && self.trial == 0 {
-            if self.rest_left > 0 {
-                return 0;
-            }
-            self.trial = TRIAL_STEPS;
-            self.rest = (2 * self.rest).min(REST_MAX);
+        if !self.turns.may_draft(pays) {
+            return 0;
         }
         let (wanted, at_stake) = match pays {
-            true if self.since_plain == WIDER_AT => ((best + 1).min(n_max), 0.0),
+            true if self.turns.since_plain == WIDER_AT => ((best + 1).min(n_max), 0.0),
             true => (best, 0.0),
             false => (best.max(n_max.min(2)), catch_up),
         };
         // Fewer drafts lose less if all are rejected.
-        let left = LOSS_MAX * WINDOW_TOKENS as f64 * plain / f64::from(n_sequences) - self.worst_loss() - at_stake;
+        let left = LOSS_MAX * WINDOW_TOKENS as f64 * plain / f64::from(n_sequences) - self.ledger.worst() - at_stake;
         (1..=wanted).rev().find(|&k| self.cost(n_sequences, k, plain) - plain <= left).unwrap_or(0)
     }
 
@@ -401,9 +493,13 @@ impl Gate {
     /// Seconds of a step with `k` drafts for each sequence, and of drafting them.
     fn cost(&self, n_sequences: u32, k: u32, plain: f64) -> f64 {
         let n_drafts = n_sequences * k;
-        let n_computed = if self.options.always_n_max { n_sequences * self.options.n_max } else { n_drafts };
         let seconds = self.step_seconds(n_sequences, n_drafts).unwrap_or(plain * (1.0 + SLOPE * f64::from(n_drafts)));
-        seconds + self.draft_seconds.mean * f64::from(n_computed)
+        seconds + self.drafting.draft.mean * self.n_computed(n_sequences, n_drafts)
+    }
+
+    /// Drafts that the drafter computes for `n_drafts`.
+    fn n_computed(&self, n_sequences: u32, n_drafts: u32) -> f64 {
+        f64::from(if self.options.always_n_max { n_sequences * self.options.n_max } else { n_drafts })
     }
 
     /// Acceptance of the draft at `place` after accepted ones: measured, and before that as at the place before.
@@ -416,57 +512,14 @@ impl Gate {
     /// Seconds of a step, with as many missing experts as now; `None` if no step was measured.
     fn step_seconds(&self, n_sequences: u32, n_drafts: u32) -> Option<f64> {
         let width = (n_sequences + n_drafts).min(DECODE_TOKENS_MAX as u32);
-        Some(self.seconds_of(width)? + self.missing.seconds(n_sequences, n_drafts))
+        Some(self.times.of(width as usize)? + self.missing.seconds(n_sequences, n_drafts))
     }
 
-    /// Seconds of a step of `width` tokens without waiting: measured, or on the line through the nearest measured
-    /// widths; `None` if none is known.
-    fn seconds_of(&self, width: u32) -> Option<f64> {
-        let width = width as usize;
-        let known = |at: &usize| self.times[*at].weight > 0.0;
-        let below = (1..=width).rev().find(known)?;
-        let at = |width: usize| (width as f64, self.times[width].mean * self.pace.mean);
-        if below == width {
-            return Some(at(width).1);
-        }
-        let (x, y) = at(below);
-        let line = |other: (f64, f64)| ((other.1 - y) / (other.0 - x)).max(0.0);
-        let slope = match ((width + 1..self.times.len()).find(known), (1..below).rev().find(known)) {
-            (Some(above), _) => line(at(above)),
-            (None, Some(lower)) => line(at(lower)),
-            (None, None) => SLOPE * y / x,
-        };
-        Some(y + slope * (width as f64 - x))
-    }
-
-    /// Enters what a step has lost beside its tokens without drafts, at recent times, with its part of the debt.
-    fn account(&mut self, n_sequences: u32, n_drafted: u32, n_accepted: u32, draft_seconds: f64) {
-        let tokens = u64::from(n_sequences + n_accepted);
-        let lost = match (self.step_seconds(n_sequences, 0), self.step_seconds(n_sequences, n_drafted)) {
-            (Some(plain), Some(took)) => {
-                let drafting = if is_measured(draft_seconds) { draft_seconds } else { 0.0 };
-                took + drafting - plain * tokens as f64 / f64::from(n_sequences)
-            }
-            _ => 0.0,
-        };
-        let paid = self.debt.min(self.debt_of_token * tokens as f64);
-        self.debt -= paid;
-        self.ledger.push_back((tokens, lost + paid));
-        let mut held: u64 = self.ledger.iter().map(|(tokens, _)| tokens).sum();
-        while let Some((tokens, _)) = self.ledger.front().filter(|(tokens, _)| held - tokens >= WINDOW_TOKENS) {
-            held -= tokens;
-            self.ledger.pop_front();
-        }
-    }
-
-    /// The most seconds that a stretch of steps up to now has lost.
-    fn worst_loss(&self) -> f64 {
-        let (mut sum, mut worst) = (0.0, 0.0_f64);
-        for (_, lost) in self.ledger.iter().rev() {
-            sum += lost;
-            worst = worst.max(sum);
-        }
-        worst
+    /// Seconds that a step has lost beside its tokens without drafts, at recent times.
+    fn lost(&self, step: &Step, n_sequences: u32, n_drafted: u32, n_tokens: u32) -> f64 {
+        let seconds = |n_drafts| self.step_seconds(n_sequences, n_drafts);
+        let (Some(plain), Some(took)) = (seconds(0), seconds(n_drafted)) else { return 0.0 };
+        took + step.drafting() - plain * f64::from(n_tokens) / f64::from(n_sequences)
     }
 }
 
