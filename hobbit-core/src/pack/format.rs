@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::SliceTypes;
-use crate::expert::{ExpertId, Precision, Version};
+use crate::expert::{ExpertId, Extent, Precision, Version};
 
 /// Version of the format, `hobbit.pack.version`.
 pub const VERSION: u32 = 1;
@@ -109,8 +109,7 @@ impl FromStr for Sha256 {
     }
 }
 
-/// One version in the index: 8 little-endian 64-bit words. In bit planes the record holds only the version's own ones:
-/// the high planes of a low version, the low planes of a high one.
+/// A row of the index: one version of an expert, with its record. Stored as 8 little-endian 64-bit words:
 ///
 /// | word | content |
 /// |---|---|
@@ -123,11 +122,12 @@ impl FromStr for Sha256 {
 /// | 6 | xxh3-64 of the record |
 /// | 7 | 0 |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Row {
+pub struct Row {
     pub version: Version,
-    pub offset: u64,
-    pub len: u64,
     pub types: SliceTypes,
+    /// Location of the record; file 0 is the pack. In bit planes, the version's own ones only: a high version is read
+    /// from the low version's record and its own, which follows it.
+    pub record: Extent,
     pub checksum: u64,
 }
 
@@ -135,14 +135,14 @@ pub(super) const ROW_BYTES: usize = 64;
 
 impl Row {
     /// `None` if a type's id does not fit into 8 bits.
-    pub fn encode(&self) -> Option<[u8; ROW_BYTES]> {
+    pub(super) fn encode(&self) -> Option<[u8; ROW_BYTES]> {
         let ExpertId { layer, index } = self.version.expert;
         let words = [
             u64::from(layer),
             u64::from(index),
             self.version.precision.index() as u64,
-            self.offset,
-            self.len,
+            self.record.offset,
+            self.record.len,
             self.types.to_word()?,
             self.checksum,
             0,
@@ -152,7 +152,7 @@ impl Row {
 
     /// # Errors
     /// The invalid field, its value, and the expected value.
-    pub fn decode(bytes: &[u8; ROW_BYTES]) -> Result<Self, (&'static str, u64, &'static str)> {
+    pub(super) fn decode(bytes: &[u8; ROW_BYTES]) -> Result<Self, (&'static str, u64, &'static str)> {
         let (words, _) = bytes.as_chunks();
         let [layer, index, ordinal, offset, len, types, checksum, rest] =
             std::array::from_fn(|i| u64::from_le_bytes(words[i]));
@@ -164,7 +164,8 @@ impl Row {
         if rest != 0 {
             return Err(("last word", rest, "0"));
         }
-        Ok(Self { version: Version { expert, precision }, offset, len, types, checksum })
+        let record = Extent { file: 0, offset, len };
+        Ok(Self { version: Version { expert, precision }, types, record, checksum })
     }
 }
 
@@ -178,8 +179,7 @@ mod tests {
     fn rows_survive() {
         let row = Row {
             version: Version::low(ExpertId { layer: 3, index: 65535 }),
-            offset: 1 << 40,
-            len: 8192,
+            record: Extent { file: 0, offset: 1 << 40, len: 8192 },
             types: SliceTypes::from_iter([(SliceKind::Up, GgmlType::Q8_0), (SliceKind::Down, GgmlType::F16)]),
             checksum: u64::MAX,
         };

@@ -26,10 +26,10 @@ mod write;
 
 pub use error::{PackError, UnpackError, WriteError};
 pub use fingerprint::fingerprint;
-pub use format::{PackKind, Sha256, VERSION};
+pub use format::{PackKind, Row, Sha256, VERSION};
 pub use partial::{PartialError, partial_path};
 pub use plan::{Fallback, PackSpec, Widths};
-pub use read::{Pack, PackInfo, PackedVersion};
+pub use read::{Pack, PackInfo};
 pub use types::{SliceTypes, TypeChoice, TypeChoiceError, fitting, slice_name};
 pub use unpack::unpack;
 pub use verify::{Fault, Verified, verify};

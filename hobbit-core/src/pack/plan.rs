@@ -204,7 +204,7 @@ impl<'a> Plan<'a> {
             header.tensor(&tensor.name, tensor.dtype, &tensor.dims)?;
         }
         for run in self.runs() {
-            let bytes = run.iter().map(|row| row.len).sum();
+            let bytes = run.iter().map(|row| row.record.len).sum();
             header.tensor(&self.home(&run[0]), GgmlType::I8, &[bytes])?;
         }
         header.tensor(format::HEADER, GgmlType::I8, &[self.source_header.len() as u64])?;
@@ -260,13 +260,13 @@ impl<'a> Plan<'a> {
         let bit_planes = self.spec.bit_planes;
         for (run, mut next) in self.rows.chunk_by_mut(|a, b| is_together(a, b, bit_planes)).zip(starts) {
             for row in run {
-                row.offset = next;
-                next += row.len;
+                row.record.offset = next;
+                next += row.record.len;
             }
         }
         for (i, row) in self.rows.iter().enumerate() {
             self.jobs.push(Job::Record(i));
-            self.targets.push(Extent { file: 0, offset: row.offset, len: row.len });
+            self.targets.push(row.record);
         }
         Ok(())
     }
@@ -317,10 +317,16 @@ fn plane_rows(experts: &ExpertMap, spec: &PackSpec<'_>, rows: &[Row], path: &Pat
         for precision in [Precision::Low, Precision::High] {
             let planes = Planes::of(&class, precision).expect("smaller than the record");
             let version = Version { precision, ..row.version };
-            halves.push(Row { version, len: planes.bytes, types: bit_planes::types_of(layer, precision), ..*row });
+            let (types, record) = (bit_planes::types_of(layer, precision), unplaced(planes.bytes));
+            halves.push(Row { version, types, record, ..*row });
         }
     }
     Ok(halves)
+}
+
+/// A record whose place is not known yet.
+fn unplaced(len: u64) -> Extent {
+    Extent { file: 0, offset: 0, len }
 }
 
 /// One row per version, by layer, precision, expert; without offsets and checksums.
@@ -356,7 +362,8 @@ fn rows(experts: &ExpertMap, spec: &PackSpec<'_>, fallbacks: &mut BTreeSet<Fallb
             });
             let row = |precision, types: SliceTypes| {
                 let class = types.class(layer).expect("types were chosen to fit the rows");
-                Row { version: Version { expert, precision }, offset: 0, len: class.stride, types, checksum: 0 }
+                let version = Version { expert, precision };
+                Row { version, types, record: unplaced(class.stride), checksum: 0 }
             };
             if spec.kind == PackKind::Full {
                 rows.push(row(Precision::High, high));

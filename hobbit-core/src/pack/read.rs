@@ -52,17 +52,6 @@ pub struct PackInfo {
     pub mixes: Option<String>,
 }
 
-/// One version of an expert in a pack: one record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PackedVersion {
-    pub version: Version,
-    pub types: SliceTypes,
-    /// Location of the record; file 0 is the pack. In bit planes, the version's own ones only: a high version is read
-    /// from the low version's record and its own, which follows it.
-    pub record: Extent,
-    pub checksum: u64,
-}
-
 /// An expert pack: a GGUF in which every expert is one record, at one or two precisions.
 #[derive(Debug)]
 pub struct Pack {
@@ -84,7 +73,7 @@ pub struct Pack {
     /// is empty): it is used beside the model.
     pub catalog: Catalog,
     /// Every version in the order of the index.
-    pub versions: Vec<PackedVersion>,
+    pub versions: Vec<Row>,
     /// As stored; see [`format::CHECKSUMS`].
     pub(super) checksums: Vec<u64>,
 }
@@ -139,7 +128,7 @@ impl Pack {
     }
 
     /// Bytes of a version's own weights in the file, without padding.
-    pub fn weight_bytes(&self, packed: &PackedVersion) -> u64 {
+    pub fn weight_bytes(&self, packed: &Row) -> u64 {
         let own = |slice: &SliceSource| match slice.stored {
             Stored::Both { low } => low.len,
             Stored::Whole | Stored::High => slice.extent.len,
@@ -256,18 +245,16 @@ fn read(file: &File, path: &Path, tensor: &TensorInfo) -> Result<Vec<u8>, PackEr
     Ok(bytes)
 }
 
-fn rows(bytes: &[u8], path: &Path) -> Result<Vec<PackedVersion>, PackError> {
+fn rows(bytes: &[u8], path: &Path) -> Result<Vec<Row>, PackError> {
     let (rows, rest) = bytes.as_chunks();
     if !rest.is_empty() {
         let what = format!("tensor '{}'", format::INDEX);
         return Err(PackError::malformed(path, what, format!("{} bytes", bytes.len()), "rows of 64 bytes"));
     }
     let row = |(i, bytes): (usize, &[u8; ROW_BYTES])| {
-        let row = Row::decode(bytes).map_err(|(what, found, expected)| {
+        Row::decode(bytes).map_err(|(what, found, expected)| {
             PackError::malformed(path, format!("row {i} of '{}': {what}", format::INDEX), found, expected)
-        })?;
-        let Row { version, offset, len, types, checksum } = row;
-        Ok(PackedVersion { version, types, record: Extent { file: 0, offset, len }, checksum })
+        })
     };
     rows.iter().enumerate().map(row).collect()
 }
@@ -283,7 +270,7 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    fn catalog(mut self, kind: PackKind, versions: &[PackedVersion]) -> Result<Catalog, PackError> {
+    fn catalog(mut self, kind: PackKind, versions: &[Row]) -> Result<Catalog, PackError> {
         let (experts, mut catalog) = (self.experts, Catalog::default());
         let empty = |layer: &LayerExperts| vec![None; layer.n_expert as usize];
         let mut found: Vec<[Vec<Option<VersionSource>>; Precision::COUNT]> =
@@ -352,7 +339,7 @@ impl Builder<'_> {
         &mut self,
         catalog: &mut Catalog,
         layer: &LayerExperts,
-        packed: &PackedVersion,
+        packed: &Row,
     ) -> Result<VersionSource, PackError> {
         let fault = |what: &str, found: String, expected: String| {
             PackError::malformed(self.path, format!("index row of {}: {what}", packed.version), found, expected)

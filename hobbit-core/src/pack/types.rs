@@ -40,10 +40,7 @@ impl SliceTypes {
     /// The types of a layer's experts lowered to `width`. Rows that are not whole blocks of it take a type with smaller
     /// blocks; slices that would not get smaller keep their type.
     pub fn lowered(layer: &LayerExperts, width: GgmlType) -> Self {
-        let smaller = |t: &ExpertTensor| {
-            let lower = fitting(width, t.ne0);
-            if lower.row_bytes(t.ne0) < t.dtype.row_bytes(t.ne0) { lower } else { t.dtype }
-        };
+        let smaller = |t: &ExpertTensor| if is_lowered(t, width) { fitting(width, t.ne0) } else { t.dtype };
         layer.tensors.iter().map(|t| (t.kind, smaller(t))).collect()
     }
 
@@ -129,17 +126,15 @@ pub enum TypeChoiceError {
     Form { found: String },
 }
 
-impl TypeChoice {
-    pub fn of(&self, kind: SliceKind) -> GgmlType {
-        self.slices.get(kind).unwrap_or(self.default)
-    }
-}
-
 /// Types of low versions, for slices whose usual type has too large blocks or saves nothing. They have 2 bits per
 /// weight; Q2_0 has the smallest blocks.
 const LOWEST: [&str; 2] = ["q2_K", "q2_0"];
 
 impl TypeChoice {
+    pub fn of(&self, kind: SliceKind) -> GgmlType {
+        self.slices.get(kind).unwrap_or(self.default)
+    }
+
     /// Types of low versions for these experts. HOBBIT's pairs are float16 with int4 and int8 with int2 (section 5.1),
     /// Fate's is int4 with int2 (section 4.5). Slices that would not get smaller, because their rows are no whole
     /// blocks of that type, have the first of `LOWEST` that fits.

@@ -14,8 +14,8 @@ use crate::files::Input;
 use crate::gguf::experts::parse_name;
 use crate::gguf::{LayerCatalog, Segment, SliceSource, Stored, TensorInfo, VersionSource, VirtualGguf};
 
-/// Writes the plain model of `pack` to `out`: the source bit for bit, with zeros between its tensors. If the pack's high
-/// versions have other types, it is a GGUF with these. `out` appears once it is complete and its digest matches.
+/// Writes the plain model of `pack` to `out`: the source bit for bit, with zeros between its tensors; or a GGUF with
+/// the types of the pack's high versions, if they differ. `out` appears once it is complete and its digest matches.
 /// `progress` receives bytes done and total bytes, and returns whether to continue. Returns the length.
 pub fn unpack(
     pack: &Pack,
