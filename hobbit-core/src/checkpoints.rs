@@ -23,7 +23,7 @@ pub struct Checkpoint {
 #[derive(Clone, Debug, Default)]
 pub struct Checkpoints {
     all: Vec<Checkpoint>,
-    /// Tokens of the last one that was taken.
+    /// Tokens of the checkpoint that was taken last.
     newest: usize,
 }
 
@@ -34,28 +34,28 @@ impl Checkpoints {
 
     /// The last checkpoint within the first `n` tokens.
     pub fn last_within(&self, n: usize) -> Option<&Checkpoint> {
-        self.all.iter().rev().find(|own| own.n_tokens <= n)
+        self.all.iter().rev().find(|checkpoint| checkpoint.n_tokens <= n)
     }
 
-    /// Whether one is due after `n` tokens, if there should be one every `every` tokens.
+    /// Whether a checkpoint is due after `n` tokens, at a distance of `every` tokens.
     pub fn is_due(&self, n: usize, every: usize) -> bool {
-        n >= self.last_within(n).map_or(0, |own| own.n_tokens) + every.max(1)
+        n >= self.last_within(n).map_or(0, |checkpoint| checkpoint.n_tokens) + every.max(1)
     }
 
-    /// Drops those after more than `n` tokens.
+    /// Drops checkpoints after more than `n` tokens.
     pub fn truncate(&mut self, n: usize) {
-        self.all.retain(|own| own.n_tokens <= n);
+        self.all.retain(|checkpoint| checkpoint.n_tokens <= n);
     }
 
     /// Adds a checkpoint, for which [`make_room`] has made room.
     pub fn insert(&mut self, new: Checkpoint) {
-        let at = self.all.partition_point(|own| own.n_tokens < new.n_tokens);
+        let at = self.all.partition_point(|checkpoint| checkpoint.n_tokens < new.n_tokens);
         self.newest = new.n_tokens;
         self.all.insert(at, new);
     }
 
     fn bytes(&self) -> usize {
-        self.all.iter().map(|own| own.state.len()).sum()
+        self.all.iter().map(|checkpoint| checkpoint.state.len()).sum()
     }
 
     /// Tokens to evaluate again if this checkpoint is missing.
@@ -65,7 +65,7 @@ impl Checkpoints {
 
     /// Whether the checkpoint is the newest or the last boundary, which the next prompt of a conversation needs.
     fn is_needed(&self, at: usize) -> bool {
-        let last_boundary = self.all.iter().rposition(|own| own.is_boundary);
+        let last_boundary = self.all.iter().rposition(|checkpoint| checkpoint.is_boundary);
         self.all[at].n_tokens == self.newest || last_boundary == Some(at)
     }
 
@@ -76,8 +76,8 @@ impl Checkpoints {
 }
 
 /// Makes room for a checkpoint of `bytes` bytes after `n_tokens` tokens of sequence `of`: a sequence keeps at most
-/// `n_max`, all of them together at most `bytes_max`. The least useful ones go: those closest to the one before them
-/// first, the newest and the last boundary of a sequence last. Returns false if there is no room for it.
+/// `n_max`, all sequences together at most `bytes_max`. Drops the least useful checkpoints: first the closest to the
+/// one before them, last the newest and the last boundary of a sequence. Returns false if there is no room.
 pub fn make_room(
     all: &mut [Checkpoints],
     of: usize,
@@ -87,13 +87,14 @@ pub fn make_room(
 ) -> bool {
     let Some(bytes_left) = bytes_max.checked_sub(bytes).filter(|_| n_max > 0) else { return false };
     all[of].newest = n_tokens;
-    all[of].all.retain(|own| own.n_tokens != n_tokens);
+    all[of].all.retain(|checkpoint| checkpoint.n_tokens != n_tokens);
     while all[of].all.len() >= n_max {
         let (_, at) = all[of].least_useful().expect("it has some");
         all[of].all.remove(at);
     }
     while all.iter().map(Checkpoints::bytes).sum::<usize>() > bytes_left {
-        let least = all.iter().enumerate().filter_map(|(sequence, own)| Some((own.least_useful()?, sequence)));
+        let least =
+            all.iter().enumerate().filter_map(|(sequence, checkpoints)| Some((checkpoints.least_useful()?, sequence)));
         let ((_, at), sequence) = least.min().expect("bytes are in use");
         all[sequence].all.remove(at);
     }

@@ -86,7 +86,7 @@ pub struct ModelOptions {
     /// [`DraftSource::DraftMtp`] needs both.
     pub mtp: bool,
     /// Session options to expect, as far as they are known: they decide what fits. A model that certainly does not fit
-    /// with them is refused before it is loaded; the defaults count as unknown. A context length of 0 means the model's.
+    /// with them is refused before it is loaded; the defaults count as unknown. A context of length 0 is the model's.
     pub expects: SessionOptions,
     /// Part of the budget that holds experts.
     pub expert_cache: ExpertCache,

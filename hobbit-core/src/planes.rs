@@ -54,13 +54,13 @@ pub fn split(q8_0: &[u8], high: &mut [u8], low: &mut [u8]) -> bool {
     let mut largest = Largest::default();
     for ((block, high), low) in blocks.iter().zip(highs).zip(lows) {
         let (scale, weights) = parts::<Q8_0_BYTES, 2, 32>(block);
-        let (own_scale, own) = parts_mut::<HIGH_BYTES, 2, 16>(high);
+        let (high_scale, nibbles) = parts_mut::<HIGH_BYTES, 2, 16>(high);
         let low: &mut [u8; LOW_BYTES] = low;
-        *own_scale = *scale;
+        *high_scale = *scale;
         largest.see(*scale);
         for j in 0..16 {
             let (a, b) = (weights[j] ^ 0x80, weights[j + 16] ^ 0x80);
-            own[j] = a >> 4 | b & 0xf0;
+            nibbles[j] = a >> 4 | b & 0xf0;
             low[j] = a & 0x0f | b << 4;
         }
     }
@@ -71,17 +71,17 @@ pub fn split(q8_0: &[u8], high: &mut [u8], low: &mut [u8]) -> bool {
 /// are.
 ///
 /// # Panics
-/// As [`split()`].
+/// If the lengths are not those of the same number of blocks.
 pub fn merge(high: &[u8], low: &[u8], q8_0: &mut [u8]) -> bool {
     let (highs, lows, blocks) = (blocks::<HIGH_BYTES>(high), blocks::<LOW_BYTES>(low), blocks_mut(q8_0));
     assert!(blocks.len() == highs.len() && blocks.len() == lows.len(), "planes of another number of blocks");
     let mut largest = Largest::default();
     for ((high, low), block) in highs.iter().zip(lows).zip(blocks) {
-        let (scale, own) = parts::<HIGH_BYTES, 2, 16>(high);
+        let (scale, nibbles) = parts::<HIGH_BYTES, 2, 16>(high);
         let (out_scale, out) = parts_mut::<Q8_0_BYTES, 2, 32>(block);
         *out_scale = *scale;
         largest.see(*scale);
-        join(own, low, out);
+        join(nibbles, low, out);
     }
     largest.is_sound()
 }
@@ -89,7 +89,7 @@ pub fn merge(high: &[u8], low: &[u8], q8_0: &mut [u8]) -> bool {
 /// The high plane as blocks of Q4_1. Whether every scale is finite in them.
 ///
 /// # Panics
-/// As [`split()`].
+/// If the lengths are not those of the same number of blocks.
 pub fn expand(high: &[u8], q4_1: &mut [u8]) -> bool {
     let (highs, blocks) = (blocks::<HIGH_BYTES>(high), blocks_mut(q4_1));
     assert!(blocks.len() == highs.len(), "a plane of another number of blocks");
@@ -100,12 +100,12 @@ pub fn expand(high: &[u8], q4_1: &mut [u8]) -> bool {
         let steps = scales.map(|scale| to_f16(16.0 * to_f32(scale)));
         let mins = scales.map(|scale| to_f16(-120.5 * to_f32(scale)));
         for (i, (high, block)) in highs.iter().zip(blocks).enumerate() {
-            let (scale, own) = parts::<HIGH_BYTES, 2, 16>(high);
+            let (scale, nibbles) = parts::<HIGH_BYTES, 2, 16>(high);
             let (head, out) = parts_mut::<Q4_1_BYTES, 4, 16>(block);
             largest.see(*scale);
             head[..2].copy_from_slice(&steps[i].to_le_bytes());
             head[2..].copy_from_slice(&mins[i].to_le_bytes());
-            *out = *own;
+            *out = *nibbles;
         }
     }
     largest.is_sound()
@@ -115,7 +115,7 @@ pub fn expand(high: &[u8], q4_1: &mut [u8]) -> bool {
 /// finite blocks.
 ///
 /// # Panics
-/// As [`split()`].
+/// If the lengths are not those of the same number of blocks.
 pub fn complete(q4_1: &[u8], low: &[u8], q8_0: &mut [u8]) -> bool {
     let (highs, lows, blocks) = (blocks::<Q4_1_BYTES>(q4_1), blocks::<LOW_BYTES>(low), blocks_mut(q8_0));
     assert!(blocks.len() == highs.len() && blocks.len() == lows.len(), "planes of another number of blocks");
@@ -123,11 +123,11 @@ pub fn complete(q4_1: &[u8], low: &[u8], q8_0: &mut [u8]) -> bool {
     for ((highs, lows), blocks) in highs.chunks(SCALES).zip(lows.chunks(SCALES)).zip(blocks.chunks_mut(SCALES)) {
         let scales = scales_of(highs, |high| [high[0], high[1]]).map(|step| to_f16(to_f32(step) / 16.0));
         for (i, ((high, low), block)) in highs.iter().zip(lows).zip(blocks).enumerate() {
-            let (_, own) = parts::<Q4_1_BYTES, 4, 16>(high);
+            let (_, nibbles) = parts::<Q4_1_BYTES, 4, 16>(high);
             let (scale, out) = parts_mut::<Q8_0_BYTES, 2, 32>(block);
             *scale = scales[i].to_le_bytes();
             largest.see(*scale);
-            join(own, low, out);
+            join(nibbles, low, out);
         }
     }
     largest.is_sound()
@@ -178,8 +178,8 @@ const SCALES: usize = 16;
 #[inline(always)]
 fn scales_of<const N: usize>(blocks: &[[u8; N]], scale: impl Fn(&[u8; N]) -> [u8; 2]) -> [u16; SCALES] {
     let mut scales = [0; SCALES];
-    for (own, block) in scales.iter_mut().zip(blocks) {
-        *own = u16::from_le_bytes(scale(block));
+    for (bits, block) in scales.iter_mut().zip(blocks) {
+        *bits = u16::from_le_bytes(scale(block));
     }
     scales
 }

@@ -103,9 +103,9 @@ impl Cache {
     /// # Panics
     /// If `version` is resident already, or no share has it.
     pub fn acquire_upgrade(&mut self, version: Version) -> Option<Acquired> {
-        self.acquire_from(version, |own, share| {
-            let (coldest, _) = own.coldest(share)?;
-            own.policy.on_remove(coldest, own.now);
+        self.acquire_from(version, |cache, share| {
+            let (coldest, _) = cache.coldest(share)?;
+            cache.policy.on_remove(coldest, cache.now);
             Some(coldest)
         })
     }
@@ -117,14 +117,14 @@ impl Cache {
     /// As [`Cache::acquire`].
     pub fn acquire_wanted(&mut self, version: Version) -> Option<Acquired> {
         let uses = self.recent.get(version.expert, self.now.token);
-        self.acquire_from(version, |own, share| {
-            let (coldest, fewest) = own.coldest(share)?;
-            let is_shielded = own.pools.is_shielded(coldest);
-            let may_leave = !own.stays_in_its_layer(version, share) || coldest.expert.layer == version.expert.layer;
+        self.acquire_from(version, |cache, share| {
+            let (coldest, fewest) = cache.coldest(share)?;
+            let is_shielded = cache.pools.is_shielded(coldest);
+            let may_leave = !cache.stays_in_its_layer(version, share) || coldest.expert.layer == version.expert.layer;
             if uses < UPGRADE_USES_MIN || fewest >= uses / UPGRADE_HYSTERESIS || is_shielded || !may_leave {
                 return None;
             }
-            own.policy.on_remove(coldest, own.now);
+            cache.policy.on_remove(coldest, cache.now);
             Some(coldest)
         })
     }

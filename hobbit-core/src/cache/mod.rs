@@ -122,7 +122,7 @@ impl Cache {
     /// # Panics
     /// If `version` is resident already, or no share has it.
     pub fn acquire(&mut self, version: Version) -> Option<Acquired> {
-        self.acquire_from(version, |own, share| own.victim(version, share))
+        self.acquire_from(version, |cache, share| cache.victim(version, share))
     }
 
     /// Evicts `version` if it is resident and neither pinned nor loading; `false` otherwise.

@@ -83,8 +83,8 @@ impl From<&Metadata> for FileState {
     }
 }
 
-/// Maximum bytes of JSON that hobbit's programs write for each other (profiles, policies). Those of the largest models
-/// have a few MiB.
+/// Maximum bytes of JSON that hobbit's programs write for each other (profiles, policies). Files of the largest
+/// models have a few MiB.
 pub(crate) const JSON_BYTES_MAX: u64 = 64 << 20;
 
 /// A file's bytes, bounded because a path may name `/dev/zero`, a pipe or the wrong file.

@@ -1,7 +1,7 @@
-//! Where every version of every expert lies, and what a slot for it looks like.
+//! Places of all versions of all experts, and the shapes of their slots.
 //!
 //! A [`Catalog`] hides where versions come from: one GGUF ([`Catalog::plain`]), a second GGUF of a smaller quant
-//! ([`Catalog::add_low`]), or an expert pack ([`crate::pack`]). Readers of it see slots: versions of one
+//! ([`Catalog::add_low`]), or an expert pack ([`crate::pack`]). Versions of one
 //! [`ExpertClass`] fit the same slots.
 
 use super::{ExpertMap, ExpertTensor, GgmlType, LayerExperts};
@@ -49,18 +49,18 @@ pub struct LayerCatalog {
     pub n_expert: u16,
     /// Every expert's high version.
     pub high: Vec<VersionSource>,
-    /// Their low versions, where there are any; of the same length.
+    /// Every expert's low version, if there is one; as long as `high`.
     pub low: Vec<Option<VersionSource>>,
 }
 
-/// Where one version's bytes lie.
+/// Place of one version's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VersionSource {
     /// Index into [`Catalog::classes`].
     pub class: u16,
     /// In the order of the class's slices. Versions of one class and layer have equal leads.
     pub slices: Vec<SliceSource>,
-    /// All of it in one read, where the file has it together: laid out like a slot, or in planes.
+    /// The whole version, if the file has it in one piece: laid out like a slot, or in planes.
     pub record: Option<Extent>,
 }
 
@@ -69,7 +69,7 @@ impl VersionSource {
         self.slices.iter().map(SliceSource::bytes).sum()
     }
 
-    /// All low planes in one read, where it has them together.
+    /// All low planes, if the file has them in one piece.
     pub fn rest(&self) -> Option<Extent> {
         let record = self.record?;
         match self.slices.first()?.stored {
@@ -85,16 +85,16 @@ pub enum Stored {
     /// As it is in memory.
     #[default]
     Whole,
-    /// Its high plane ([`crate::planes`]), of which Q4_1 is made.
+    /// As its high plane ([`crate::planes`]), which becomes Q4_1.
     High,
-    /// Its high plane, and the low one here; of both Q8_0 is made.
+    /// As its high plane and this low plane, which together become Q8_0.
     Both { low: Extent },
 }
 
-/// Where one slice's bytes lie.
+/// Place of one slice's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SliceSource {
-    /// In the file. Of what is stored in planes, the high one.
+    /// In the file; of planes, the high one.
     pub extent: Extent,
     /// Distance of the first byte from the start of the slice's region: where a direct read lands in place.
     pub lead: u64,
@@ -126,7 +126,7 @@ impl ExpertClass {
         self.slices.iter().find(|slice| slice.kind == kind)
     }
 
-    /// Bytes of weights, without what alignment adds.
+    /// Bytes of weights, without alignment.
     pub fn bytes(&self) -> u64 {
         self.slices.iter().map(|slice| slice.bytes).sum()
     }
@@ -160,7 +160,7 @@ impl ExpertClass {
 }
 
 impl LayerCatalog {
-    /// Where a version of the layer's expert `index` lies; `None` if there is none.
+    /// Place of a version of the layer's expert `index`; `None` if there is no such version.
     pub fn source(&self, index: u16, precision: Precision) -> Option<&VersionSource> {
         match precision {
             Precision::High => self.high.get(usize::from(index)),
@@ -285,7 +285,7 @@ impl Catalog {
         self.layers.binary_search_by_key(&layer, |l| l.layer).ok().map(|i| &self.layers[i])
     }
 
-    /// Where a version lies; `None` if there is no such version.
+    /// Place of a version; `None` if there is no such version.
     pub fn source(&self, version: Version) -> Option<&VersionSource> {
         let ExpertId { layer, index } = version.expert;
         self.layer(layer)?.source(index, version.precision)
@@ -303,7 +303,7 @@ impl Catalog {
         high.zip(low).is_some_and(|(high, low)| is_part(low, high))
     }
 
-    /// Whether anything is stored in planes.
+    /// Whether any version is stored in planes.
     pub fn has_planes(&self) -> bool {
         let is_in_planes = |version: &VersionSource| version.slices.iter().any(|slice| slice.stored != Stored::Whole);
         self.layers.iter().any(|layer| layer.high.iter().chain(layer.low.iter().flatten()).any(is_in_planes))
@@ -342,7 +342,7 @@ impl Catalog {
             .flat_map(move |layer| (0..layer.n_expert).filter_map(move |index| layer.source(index, precision)))
     }
 
-    /// Bytes that files hold of all versions: of planes that two versions share, once.
+    /// Bytes of all versions in files; planes that two versions share count once.
     pub fn stored_bytes(&self) -> u64 {
         let of_layer = |layer: &LayerCatalog| -> u64 {
             let is_shared =

@@ -162,7 +162,7 @@ impl GgmlType {
 
     /// Why an id is not in the table: the type's name, and what to use instead.
     pub(super) fn describe_missing(id: u32) -> (String, &'static str) {
-        let name_of = |id: u32| FORK.iter().find(|(own, _)| *own == id).map(|(_, name)| *name);
+        let name_of = |id: u32| FORK.iter().find(|(known, _)| *known == id).map(|(_, name)| *name);
         // Types with interleaved rows have the plain type's id plus 200.
         let fork = name_of(id).map(str::to_owned).or_else(|| {
             let plain = id.checked_sub(FORK_ROWS).filter(|id| *id < FORK_ROWS)?;

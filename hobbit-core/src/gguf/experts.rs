@@ -1,5 +1,5 @@
-//! Which bytes of a model are experts. Decided by tensor names alone, so that every architecture is served whose
-//! experts llama.cpp keeps in `ffn_*_exps` tensors.
+//! Finds a model's experts by tensor names alone, so that all architectures work whose experts llama.cpp keeps in
+//! `ffn_*_exps` tensors.
 
 use super::{GgmlType, Gguf, GgufError, TensorInfo};
 use crate::expert::{Extent, SliceKind};
@@ -81,7 +81,7 @@ impl ExpertMap {
         self.layers.iter().map(LayerExperts::bytes).sum()
     }
 
-    /// Expert bytes that a token touches which uses `n_used` experts of a layer.
+    /// Expert bytes of a token that uses `n_used` experts of each layer.
     pub fn bytes_per_token(&self, n_used: impl Fn(u16) -> u32) -> u64 {
         self.layers.iter().map(|l| l.expert_bytes() * u64::from(n_used(l.layer).min(l.n_expert))).sum()
     }

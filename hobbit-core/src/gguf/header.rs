@@ -1,4 +1,4 @@
-//! The walk over a GGUF header. It decides what is sound; nothing else in this crate interprets raw header bytes.
+//! Reads and checks a GGUF header. Nothing else in this crate interprets raw header bytes.
 //! Structure and limits follow `gguf_init_from_reader` in llama.cpp's gguf.cpp.
 
 use std::io::Read;
@@ -20,12 +20,12 @@ pub(super) const KEY_BYTES_MAX: u64 = (1 << 16) - 1;
 pub(super) const NAME_BYTES_MAX: u64 = 63;
 /// Longest string value, in bytes.
 pub(super) const STRING_BYTES_MAX: u64 = 64 << 20;
-/// Alignment of tensor data where the file names none, in bytes.
+/// Default alignment of tensor data, in bytes.
 pub(crate) const DEFAULT_ALIGNMENT: u64 = 32;
 
 const DIMS_MAX: u32 = 4;
 
-/// Where a key-value pair lies in the header and what it holds.
+/// A key-value pair, and its place in the header.
 #[derive(Clone, Debug)]
 pub struct KvEntry {
     pub key: String,
@@ -271,7 +271,7 @@ fn place(
     Ok(())
 }
 
-/// The first that occurs twice.
+/// The first name that occurs twice.
 fn duplicate<'a>(names: impl Iterator<Item = &'a String>) -> Option<&'a String> {
     let mut names: Vec<_> = names.collect();
     names.sort_unstable();

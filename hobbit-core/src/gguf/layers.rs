@@ -7,15 +7,15 @@ use std::ops::Range;
 
 use super::{Gguf, TensorInfo};
 
-/// Tensors that make keys. Of layers without one beside layers with one, no token stays in the context: they are
-/// recurrent, or have no attention at all.
+/// Tensors that make keys. If some layers have one, the other layers keep no tokens: they are recurrent, or have no
+/// attention.
 const KEYS: [&str; 2] = ["attn_k.weight", "attn_kv_a_mqa.weight"];
 
 /// Beginnings of the names of recurrent layers' tensors.
 const RECURRENT: [&str; 2] = ["ssm_", "shortconv."];
 
-/// Architectures of whose layers for multi-token prediction llama.cpp has a graph (`graph_mtp`). That of qwen4exp
-/// crashes; those of bailingmoe3 and glm5-next were never tried.
+/// Architectures for which llama.cpp has a graph of the layers for multi-token prediction (`graph_mtp`). The graph of
+/// qwen4exp crashes; the graphs of bailingmoe3 and glm5-next were never tried.
 #[rustfmt::skip]
 const MTP_ARCHITECTURES: [&str; 13] = [
     "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "hy_v3", "mimo2", "nemotron_h_moe",
@@ -38,8 +38,8 @@ impl Gguf {
         self.metadata.get_u64_arr(&format!("{}.{name}", self.architecture()))
     }
 
-    /// Number of the layers that run when a token is decoded. Those behind are for multi-token prediction. `u64::MAX` if
-    /// the header does not tell.
+    /// Number of the layers that run when a token is decoded. Layers behind them are for multi-token prediction.
+    /// `u64::MAX` if the header does not tell.
     pub fn n_layers_run(&self) -> u64 {
         let Some(all) = self.number("block_count") else { return u64::MAX };
         let run = all.saturating_sub(self.number("nextn_predict_layers").unwrap_or(0));
@@ -118,7 +118,7 @@ impl Gguf {
         by_layer.saturating_mul(n_layers)
     }
 
-    /// Number of layers that run and have a tensor that `is_such`, by the name behind the layer's number.
+    /// Number of layers that run and have a tensor that `is_such` accepts, by the name behind the layer's number.
     fn count_layers(&self, is_such: impl Fn(&str) -> bool) -> u64 {
         let of_tensors = self.tensors.iter().filter_map(|tensor| layer_of(&tensor.name));
         let mut layers: Vec<u64> = of_tensors.filter(|(_, rest)| is_such(rest)).map(|(layer, _)| layer).collect();

@@ -1,4 +1,4 @@
-//! Metadata values, decoded from the bytes that the walk in `header` has checked.
+//! Metadata values, decoded from the bytes that `header` has checked.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -46,7 +46,7 @@ impl Decoded {
     /// `bytes` are as many as the type has; a text begins with its length.
     fn scalar(item: ValueType, bytes: &[u8]) -> Self {
         fn le<const N: usize>(bytes: &[u8]) -> [u8; N] {
-            bytes.try_into().expect("the walk took as many bytes as the type has")
+            bytes.try_into().expect("the header has as many bytes as the type")
         }
         match item {
             ValueType::U8 => Self::Integer(u8::from_le_bytes(le(bytes)).into()),

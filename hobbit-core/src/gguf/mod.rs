@@ -290,7 +290,7 @@ fn directory(path: &Path) -> String {
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect();
     files.sort_unstable();
-    let first = |extension: &str| files.iter().find(|path| path.extension().is_some_and(|own| own == extension));
+    let first = |extension: &str| files.iter().find(|path| path.extension().is_some_and(|found| found == extension));
     if let Some(file) = first("gguf") {
         format!("is a directory, expected a .gguf file; name the file inside it, such as {}", file.display())
     } else if first("safetensors").is_some() {

@@ -1,5 +1,5 @@
-//! A bounded look at the start of a file: bytes are read as they are asked for, never beyond the file and never
-//! more than a header may have, so that no length found in a file decides an allocation.
+//! The start of a file, read on demand: never beyond the file, and never more than a header may have, so that no length
+//! in a file decides an allocation.
 
 use std::fmt;
 use std::io::Read;
@@ -40,7 +40,7 @@ impl<'a, R: Read> Window<'a, R> {
         self.bytes
     }
 
-    /// Takes the next `n` bytes and says where they lie in the window.
+    /// Takes the next `n` bytes and returns their place in the window.
     pub(super) fn take(&mut self, n: u64, what: fmt::Arguments<'_>) -> Result<Range<usize>, GgufError> {
         let start = self.pos as u64;
         let end = start.saturating_add(n);

@@ -1,4 +1,4 @@
-//! Sets of stacks as states: each is made once and knows its transitions.
+//! Sets of stacks as states. Each state is made once and keeps its transitions.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ enum Next {
     To(State),
 }
 
-/// Tokens that stacks accept by their id.
+/// Tokens that stacks accept by id.
 #[derive(Default)]
 struct Tokens {
     wanted: HashSet<u32>,
@@ -119,7 +119,7 @@ impl Automaton {
         Ok(next)
     }
 
-    /// Whether a stack accepts a character that begins so.
+    /// Whether a stack accepts a character that begins with `part`.
     pub(super) fn goes_on_with(&mut self, state: State, part: Part, steps: &mut Steps) -> Result<bool, TooMany> {
         let Some((first, last)) = part.becomes() else { return Ok(false) };
         if let Some(goes_on) = self.with_part.get(&(state, part)) {
@@ -155,8 +155,8 @@ impl Automaton {
         other: Option<State>,
         steps: &mut Steps,
     ) -> Result<Option<State>, TooMany> {
-        let (Some(own), Some(others)) = (one, other) else { return Ok(one.or(other)) };
-        let mut both = [self.met(own).stacks.to_vec(), self.met(others).stacks.to_vec()].concat();
+        let (Some(first), Some(second)) = (one, other) else { return Ok(one.or(other)) };
+        let mut both = [self.met(first).stacks.to_vec(), self.met(second).stacks.to_vec()].concat();
         both.sort_unstable();
         both.dedup();
         self.state_of(both, steps)

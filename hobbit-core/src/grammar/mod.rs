@@ -1,9 +1,9 @@
 //! Grammars that a text must follow, token by token: the tokens of a vocabulary that may come next. Pure: rules come
 //! parsed.
 //!
-//! The result is llama.cpp's (`src/llama-grammar.cpp`), bit for bit. The search differs: llama.cpp asks
-//! every stack of places for what the others did not allow, and each that those lead to again, so that a token of n
-//! characters that may each be read in two ways takes 2^n steps that nothing can interrupt. Here stacks share what lies
+//! The result is llama.cpp's (`src/llama-grammar.cpp`), bit for bit. The search differs: llama.cpp walks
+//! every stack of places by itself, so a token of n characters that can each be read in two ways takes 2^n steps, and
+//! nothing can interrupt them. Here stacks share what lies
 //! below their tops (`stacks`), a set of stacks is a state that is met once (`automaton`), and whatever is done is
 //! counted first.
 
@@ -75,9 +75,9 @@ impl Grammar {
         limit: u64,
         mut refused: impl FnMut(T),
     ) -> Result<(), TooMany> {
-        self.counted(limit, |own, steps| {
+        self.counted(limit, |grammar, steps| {
             for (name, token) in tokens {
-                if !own.allows_token(&token, steps)? {
+                if !grammar.allows_token(&token, steps)? {
                     refused(name);
                 }
             }
@@ -90,13 +90,13 @@ impl Grammar {
     /// # Errors
     /// More than `limit` steps; the state is then unchanged.
     pub fn accept(&mut self, tokens: &[Candidate<'_>], limit: u64) -> Result<bool, TooMany> {
-        self.counted(limit, |own, steps| {
-            let before = (own.now, own.part);
+        self.counted(limit, |grammar, steps| {
+            let before = (grammar.now, grammar.part);
             for token in tokens {
-                match own.accept_token(token, steps) {
+                match grammar.accept_token(token, steps) {
                     Ok(true) => {}
                     other => {
-                        (own.now, own.part) = before;
+                        (grammar.now, grammar.part) = before;
                         return other;
                     }
                 }

@@ -51,7 +51,7 @@ impl Pattern {
     }
 }
 
-/// ECMAScript's `\d`, `\w`, `\s` and `.` written out: those of the parser stand for all of Unicode. Within a class, a
+/// ECMAScript's `\d`, `\w`, `\s` and `.` written out, because the parser's own cover all of Unicode. Within a class, a
 /// bracket and signs that join classes are characters.
 fn without_shorthands(pattern: &str) -> Result<String, String> {
     const SPACES: &str =
@@ -119,7 +119,7 @@ fn anchored(hir: &Hir, mut is_begun: bool, mut is_ended: bool, out: &mut String)
         kind => {
             let alone = std::slice::from_ref(hir);
             let parts = if let HirKind::Concat(parts) = kind { &parts[..] } else { alone };
-            let is = |part: &Hir, look: Look| matches!(part.kind(), HirKind::Look(own) if *own == look);
+            let is = |part: &Hir, look: Look| matches!(part.kind(), HirKind::Look(found) if *found == look);
             let begun = parts.iter().take_while(|part| is(part, Look::Start)).count();
             let ended = parts[begun..].iter().rev().take_while(|part| is(part, Look::End)).count();
             let inner = &parts[begun..parts.len() - ended];
@@ -242,7 +242,7 @@ fn write_in_json(character: char, out: &mut String) {
         return;
     }
     out.push_str(r"\\");
-    match ESCAPED.iter().find(|(own, _)| *own == character) {
+    match ESCAPED.iter().find(|(escaped, _)| *escaped == character) {
         Some((_, letter)) => write_escaped(*letter, out),
         None => drop(write!(out, "u{:04x}", u32::from(character))),
     }

@@ -43,7 +43,7 @@ pub(super) enum Symbol {
 pub(super) struct Class {
     /// First and last, in order and apart from each other.
     ranges: Vec<(u32, u32)>,
-    /// Those whose last comes first: no character is within, and yet llama.cpp finds them to overlap others.
+    /// Ranges whose last character precedes the first. They contain nothing, but llama.cpp lets them overlap others.
     reversed: Vec<(u32, u32)>,
     is_negated: bool,
 }
@@ -190,7 +190,7 @@ impl Rules {
         let may_be_empty: Vec<bool> =
             self.ways.iter().map(|ways| ways.iter().any(|way| self.symbol(*way) == Symbol::End)).collect();
         let beginnings: Vec<Vec<u32>> = self.ways.iter().map(|ways| self.beginnings(ways, &may_be_empty)).collect();
-        // Rules that nothing begins with are taken off until none is left, or only circles are.
+        // Takes off rules that no other rule begins with, until only circles are left.
         let mut n_before = vec![0_usize; self.ways.len()];
         for rule in beginnings.iter().flatten() {
             n_before[*rule as usize] += 1;
@@ -209,7 +209,7 @@ impl Rules {
         n_taken < self.ways.len()
     }
 
-    /// The rules that one may begin with.
+    /// The rules with which a rule of these ways may begin.
     fn beginnings(&self, ways: &[u32], may_be_empty: &[bool]) -> Vec<u32> {
         let mut found = Vec::new();
         for way in ways {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::rules::{Rules, Symbol};
 
-/// A stack; equal ones are equal.
+/// A stack by its number. Equal stacks have equal numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Stack(u32);
 
@@ -21,7 +21,7 @@ struct Node {
 }
 
 pub(super) struct Stacks {
-    /// One for every stack; the first stands for the empty one.
+    /// One for every stack; the first is the empty stack's.
     nodes: Vec<Node>,
     known: HashMap<Node, Stack>,
 }
@@ -51,7 +51,7 @@ impl Stacks {
         Ok(stack)
     }
 
-    /// With `place` on top, unless a way ends there.
+    /// The stack with `place` on top of `below`, unless a way ends there.
     pub(super) fn at(&mut self, rules: &Rules, below: Stack, place: u32, steps: &mut Steps) -> Result<Stack, TooMany> {
         if rules.symbol(place) == Symbol::End { Ok(below) } else { self.push(below, place, steps) }
     }

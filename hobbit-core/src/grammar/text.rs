@@ -12,8 +12,8 @@ impl Part {
     /// After invalid UTF-8: the text continues as if nothing were left.
     pub(super) const BROKEN: Part = Part::NONE;
 
-    /// The characters of this and `piece`, and what is left of its last. `None` where it is no UTF-8, with no
-    /// characters. As in llama.cpp a piece ends at a zero, and a byte in the midst of a character may be any.
+    /// Decodes this part and `piece` into characters; returns the beginning of a last one. `None`, without characters,
+    /// for invalid UTF-8. As in llama.cpp, a piece ends at a zero, and continuation bytes are not checked.
     pub(super) fn decode(self, piece: &[u8], characters: &mut Vec<u32>) -> Option<Part> {
         characters.clear();
         let mut bytes = piece.iter().copied().take_while(|byte| *byte != 0);
@@ -52,7 +52,7 @@ impl Part {
         Some(Part::NONE)
     }
 
-    /// The first and the last character that it may become; `None` where it becomes none: 7 bits in two bytes.
+    /// The first and the last character that it may become; `None` for 7 bits in two bytes, which become none.
     pub(super) fn becomes(self) -> Option<(u32, u32)> {
         let Part { value, lacks } = self;
         if lacks == 1 && value < 2 {

@@ -123,49 +123,38 @@ impl RoutingOptions {
 
     /// Description of the quality given up; `None` for nothing.
     pub fn words(&self) -> Option<String> {
-        let Self {
-            cache_bias,
-            keep_top,
-            substitute,
-            substitute_max,
-            drop,
-            virtual_experts,
-            target_latency,
-            loss_bound,
-            prompts,
-            ..
-        } = self;
+        let Self { cache_bias, keep_top, substitute, drop, .. } = *self;
         let mut parts = Vec::new();
-        match virtual_experts {
+        match &self.virtual_experts {
             VirtualExperts::Off => {}
             VirtualExperts::Auto => parts.push("only experts in memory".to_owned()),
             VirtualExperts::Plan(path) => parts.push(format!("only experts in memory, by {}", path.display())),
         }
         let (knob, ladder) = self.ladder();
-        let timed = target_latency.map(|target| {
+        let timed = self.target_latency.map(|target| {
             let (most, ms) = (ladder[Self::STEPS - 1], target.as_secs_f64() * 1e3);
             (knob, format!("{knob} up to {most}, aiming at {ms} ms a token"))
         });
         match &timed {
             Some((Knob::CacheBias, words)) => parts.push(words.clone()),
-            _ => parts.extend((*cache_bias > 0.0).then(|| format!("cache bias {cache_bias}"))),
+            _ => parts.extend((cache_bias > 0.0).then(|| format!("cache bias {cache_bias}"))),
         }
-        let most = substitute_max.map_or_else(String::new, |max| format!(" (at most {max})"));
+        let most = self.substitute_max.map_or_else(String::new, |max| format!(" (at most {max})"));
         match &timed {
             Some((Knob::Substitute, words)) => parts.push(format!("{words}{most}")),
-            _ => parts.extend((*substitute > 0.0).then(|| format!("substitutes within {substitute}{most}"))),
+            _ => parts.extend((substitute > 0.0).then(|| format!("substitutes within {substitute}{most}"))),
         }
-        if (*cache_bias > 0.0 || *substitute > 0.0 || target_latency.is_some()) && *keep_top > 0 {
-            let experts = if *keep_top == 1 { "expert".to_owned() } else { format!("{keep_top} experts") };
+        if (cache_bias > 0.0 || substitute > 0.0 || self.target_latency.is_some()) && keep_top > 0 {
+            let experts = if keep_top == 1 { "expert".to_owned() } else { format!("{keep_top} experts") };
             parts.push(format!("a token's best {experts} always used"));
         }
-        if *drop > 0.0 {
+        if drop > 0.0 {
             parts.push(format!("missing below {drop} left out"));
         }
-        if *prompts && !parts.is_empty() {
+        if self.prompts && !parts.is_empty() {
             parts.push("prompts too".to_owned());
         }
-        let bound = loss_bound.as_ref().map_or_else(String::new, |bound| format!(" ({bound})"));
+        let bound = self.loss_bound.as_ref().map_or_else(String::new, |bound| format!(" ({bound})"));
         (!parts.is_empty()).then(|| parts.join(", ") + &bound)
     }
 

@@ -46,8 +46,8 @@ pub struct SessionOptions {
     pub n_keep: i32,
     /// Keep the full context for sliding-window layers.
     pub swa_full: bool,
-    /// Copies of a sequence's state to go back to, where the model's memory cannot be rewound: at most so many for each
-    /// sequence; 0 for none. Prompts are then evaluated in pieces that end where they are taken.
+    /// Maximum copies of each sequence's state to go back to, where the model's memory cannot be rewound; 0 for none.
+    /// Prompts are then evaluated in pieces that end where copies are taken.
     pub checkpoints: u32,
     /// Interval of copies within a long prompt, in tokens.
     #[default(8192)]

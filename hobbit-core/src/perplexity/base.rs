@@ -11,8 +11,8 @@
 //! u16      rows, [row_words(n_vocab), n_ctx - 1 - n_ctx / 2, n_chunk]    see super::logits
 //! ```
 //!
-//! Rows are written as they are computed, which is not in order where chunks are evaluated together; the first 8 bytes
-//! come last, so that the file of an interrupted run is not taken for a base.
+//! Rows are written as they are computed, out of order if chunks are evaluated together. The first 8 bytes are written
+//! last, so that the file of an interrupted run does not count as a base.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -160,7 +160,7 @@ impl BaseReader {
         Ok(Self { path: path.to_owned(), file, head: BaseHead { n_ctx, n_vocab, tokens }, bytes })
     }
 
-    /// Whether the rows of the first `n_chunk` chunks are there.
+    /// Checks that the file has the rows of the first `n_chunk` chunks.
     pub fn holds(&self, n_chunk: usize) -> Result<(), BaseError> {
         let rows = self.bytes - self.head.offset(0, 0);
         let complete = usize::try_from(rows / self.head.chunk_bytes()).unwrap_or(usize::MAX);

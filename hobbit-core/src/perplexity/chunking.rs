@@ -1,5 +1,5 @@
-//! How a text is cut: chunks of one context each, of whose second half every token is scored, so that each has some
-//! context.
+//! Division of a text into chunks of one context each. Only tokens of a chunk's second half are scored, so that each
+//! has some context.
 
 use std::ops::Range;
 
@@ -43,8 +43,7 @@ impl Chunking {
         self.n_ctx / 2
     }
 
-    /// Whether the logits of this position predict a token that is scored: of a chunk's last token nothing is
-    /// predicted.
+    /// Whether the logits of this position predict a token that is scored. A chunk's last token predicts nothing.
     pub fn is_scored(&self, position: usize) -> bool {
         (self.first()..self.n_ctx - 1).contains(&position)
     }
@@ -55,10 +54,10 @@ impl Chunking {
         (0..n_chunk).step_by(n_seq).map(move |chunk| chunk..(chunk + n_seq).min(n_chunk))
     }
 
-    /// The ubatches of a pass, as llama.cpp would cut its batches: of several sequences equally many tokens.
+    /// The ubatches of a pass, as llama.cpp cuts its batches: equally many tokens of each sequence.
     pub fn pieces(&self, pass: Range<usize>) -> Vec<Piece> {
         let n_seq = pass.len().max(1);
-        // Too small a ubatch for all sequences: one after the other.
+        // A ubatch too small for all sequences takes one after the other.
         let (group, positions) = match self.n_ubatch / n_seq {
             0 => (1, self.n_ubatch),
             positions => (n_seq, positions),

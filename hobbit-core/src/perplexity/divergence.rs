@@ -1,4 +1,4 @@
-//! How far a model's predictions lie from those of a base: Kullback-Leibler divergence, changed probabilities, equal
+//! Distance of a model's predictions from a base's: Kullback-Leibler divergence, changed probabilities, equal
 //! favourites.
 
 use super::estimate::{Estimate, Sums, median, percentile};
@@ -35,7 +35,7 @@ pub fn compare(logits: &[f32], base: Row<'_>, token: Token) -> Option<Comparison
         if i == 0 || log_prob > top_base.1 {
             top_base = (i, log_prob);
         }
-        // Below that, a row has no value of its own.
+        // A row has no lower values.
         if log_prob > -super::logits::DEPTH {
             kld += f64::from(log_prob.exp() * (log_prob - logit + normaliser));
         }
@@ -155,7 +155,7 @@ impl Divergence {
         Distribution::of(self.klds.clone(), &[0.999, 0.99, 0.95, 0.9, 0.1, 0.05, 0.01, 0.001])
     }
 
-    /// How changes of the right token's probability are distributed.
+    /// Changes of the right token's probability.
     pub fn p_diffs(&self) -> Distribution {
         Distribution::of(self.p_diffs.clone(), &[0.999, 0.99, 0.95, 0.9, 0.75, 0.25, 0.1, 0.05, 0.01, 0.001])
     }

@@ -4,17 +4,17 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Estimate {
     pub value: f64,
-    /// Its standard error; 0 where too few values say nothing about it.
+    /// Standard error; 0 for too few values.
     pub uncertainty: f64,
 }
 
 impl Estimate {
-    /// Both, times a factor.
+    /// Multiplies value and error.
     pub fn scaled(self, factor: f64) -> Self {
         Self { value: self.value * factor, uncertainty: self.uncertainty * factor }
     }
 
-    /// e to the value, the error propagated to first order.
+    /// e to the value, with the error propagated to first order.
     pub fn exp(self) -> Self {
         let value = self.value.exp();
         Self { value, uncertainty: value * self.uncertainty }
@@ -27,7 +27,7 @@ impl Estimate {
     }
 }
 
-/// Values summed up to their mean and spread.
+/// Sums of values, from which mean and spread follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sums {
     sum: f64,

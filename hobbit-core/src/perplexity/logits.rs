@@ -1,4 +1,4 @@
-//! A row of logits: probabilities of its tokens, and its form in base files.
+//! Rows of logits: probabilities of their tokens, and their form in base files.
 //!
 //! A quantised row is `4 + n_vocab` words of 16 bits, rounded up to an even number: the bits of two `f32`, `scale` and
 //! `minimum`, low word first, then one word for each token of the vocabulary, its log-probability being
@@ -6,7 +6,7 @@
 
 use crate::options::Token;
 
-/// Nats below the largest logit that a row can tell apart.
+/// Range of a row below its largest logit, in nats.
 pub(crate) const DEPTH: f32 = 16.0;
 
 const HEAD_WORDS: usize = 4;
@@ -15,7 +15,7 @@ const HEAD_WORDS: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Normaliser {
     pub max: f32,
-    /// Position of the first logit that is largest.
+    /// Position of the first largest logit.
     pub argmax: usize,
     pub sum_exp: f64,
 }
@@ -55,8 +55,8 @@ pub const fn row_words(n_vocab: usize) -> usize {
     n_vocab.div_ceil(2) * 2 + HEAD_WORDS
 }
 
-/// Writes the log-probabilities of `logits`, `[n_vocab]`, to `row`; the negative log-likelihood of `token` in nats (NaN
-/// for a token outside of the row).
+/// Writes the log-probabilities of `logits`, `[n_vocab]`, to `row`. Returns the negative log-likelihood of `token` in
+/// nats (NaN for a token outside of the row).
 ///
 /// # Panics
 /// If `row` is not [`row_words`] long.

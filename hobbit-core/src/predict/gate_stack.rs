@@ -14,7 +14,7 @@ use super::{Popularity, top_k};
 /// MiB).
 const STACK_BYTES_MAX: usize = 4 << 30;
 
-/// A router's matrix, wherever it lies.
+/// A router's matrix, in its owner's memory.
 pub trait GateRows: Send + Sync {
     /// `[n_expert][width]`, the same at every call.
     fn rows(&self) -> &[f32];
@@ -48,9 +48,9 @@ pub struct Groups {
 /// A router's scores of all experts for one token, `[n_expert]` each.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RouterScores {
-    /// Decide the choice: with its bias; negative infinity in groups that are not taken.
+    /// Scores that decide the choice, with its bias; negative infinity in groups that are not taken.
     pub selection: Vec<f32>,
-    /// Become the weights of the chosen experts: without that bias.
+    /// Scores that become the weights of the chosen experts, without that bias.
     pub weights: Vec<f32>,
 }
 
@@ -89,7 +89,7 @@ impl GateStack {
         self.gates.get(&layer).map(|gate| gate.gating)
     }
 
-    /// Whether there is room for a gate `[n_expert][width]` beside the others, which are all of one width.
+    /// Whether there is room for another gate `[n_expert][width]`; all gates have one width.
     pub fn takes(&self, width: usize, n_expert: usize) -> bool {
         let is_usual = width > 0 && (self.width == 0 || width == self.width);
         is_usual && (self.n_floats + n_expert * width) * size_of::<f32>() <= STACK_BYTES_MAX
@@ -207,7 +207,7 @@ impl Gate {
         self.decide(out);
     }
 
-    /// Makes weights of logits, in place, and of these what decides the choice.
+    /// Turns logits into weights, in place, and these into the scores that decide the choice.
     fn decide(&self, RouterScores { selection, weights }: &mut RouterScores) {
         match self.gating {
             Gating::Softmax => {
@@ -241,7 +241,7 @@ impl Gate {
     }
 }
 
-/// Makes an estimated probability of each expert of what decides a choice: its share of the sum.
+/// Turns scores that decide a choice into estimated probabilities: each expert's share of the sum.
 fn shares(selection: &mut [f32]) {
     selection.iter_mut().for_each(|share| *share = share.max(0.0));
     let sum: f32 = selection.iter().sum();

@@ -44,21 +44,21 @@ impl Recall {
     /// everything. Replaces an earlier prediction for the same layer and distance.
     pub fn expect(&mut self, layer: u16, distance: u8, predicted: &[Predicted]) {
         let mut experts: Vec<u16> = Vec::with_capacity(predicted.len());
-        for own in predicted.iter().filter(|own| own.expert.layer == layer) {
+        for guess in predicted.iter().filter(|guess| guess.expert.layer == layer) {
             // Several tokens of a batch may be expected to use one expert.
-            if own.token == 0 || !experts.contains(&own.expert.index) {
-                experts.push(own.expert.index);
+            if guess.token == 0 || !experts.contains(&guess.expert.index) {
+                experts.push(guess.expert.index);
             }
         }
-        self.expected.retain(|(own, at, _)| (*own, *at) != (layer, distance));
+        self.expected.retain(|(of, at, _)| (*of, *at) != (layer, distance));
         self.expected.push((layer, distance, experts));
     }
 
     /// The router of `layer` chose these.
     pub fn observe(&mut self, layer: u16, chosen: &[(u16, f32)]) {
         let mut expected = std::mem::take(&mut self.expected);
-        expected.retain(|(own, distance, predicted)| {
-            if *own != layer {
+        expected.retain(|(of, distance, predicted)| {
+            if *of != layer {
                 return true;
             }
             let used: Vec<u16> = chosen.iter().map(|&(index, _)| index).collect();

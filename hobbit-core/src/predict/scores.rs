@@ -2,7 +2,7 @@
 
 /// Probabilities from a router's logits `[n_expert]`; `out` is replaced. They sum to 1.
 ///
-/// NaN and negative infinity get 0; if all are such, every one gets 0. Infinite logits share the whole.
+/// NaN and negative infinity get 0, even if all logits are such. Infinite logits share the whole.
 pub fn softmax(logits: &[f32], out: &mut Vec<f32>) {
     let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     out.clear();
@@ -34,11 +34,11 @@ pub fn top_k(scores: &[f32], k: usize, out: &mut Vec<u16>) {
     out.sort_unstable_by(better);
 }
 
-/// Maximum of a prompt's tokens to predict: enough to tell popular experts from others. More cost more time than they
-/// save.
+/// Maximum tokens of a prompt to predict: enough to tell popular experts from others. More tokens cost more time than
+/// they save.
 const SAMPLE_TOKENS_MAX: usize = 32;
 
-/// Positions of the tokens to predict, of `n_tokens`: all of a few, else some at equal distances.
+/// Positions of the tokens to predict: all of `n_tokens` if they are few, else some at equal distances.
 pub fn sample(n_tokens: usize) -> impl Iterator<Item = usize> {
     let n = n_tokens.min(SAMPLE_TOKENS_MAX);
     (0..n).map(move |at| at * n_tokens / n)

@@ -45,21 +45,21 @@ pub struct ChosenMix {
 impl LossBound {
     /// The mix with the fewest bytes that was measured within the bound.
     pub fn choose(&self, here: &Here) -> Result<ChosenMix, LossBoundError> {
-        let of_these: Vec<&Mixes> = self.measured.iter().filter(|own| own.high == here.high).collect();
+        let of_these: Vec<&Mixes> = self.measured.iter().filter(|mixes| mixes.high == here.high).collect();
         let cache = format!("{}%", (100.0 * (here.cache_share + ROUNDING)).floor().max(1.0));
         if of_these.is_empty() {
-            let mut types: Vec<&str> = self.measured.iter().map(|own| own.high.as_str()).collect();
+            let mut types: Vec<&str> = self.measured.iter().map(|mixes| mixes.high.as_str()).collect();
             types.dedup();
             let reason =
                 format!("measured a model whose experts are {}, here they are {}", types.join(", "), here.high);
             return Err(self.unmeasured(reason, cache));
         }
-        let not_above = of_these.iter().filter(|own| own.cache_share <= here.cache_share + ROUNDING);
+        let not_above = of_these.iter().filter(|mixes| mixes.cache_share <= here.cache_share + ROUNDING);
         let Some(nearest) = not_above.max_by(|a, b| a.cache_share.total_cmp(&b.cache_share)) else {
-            let mut shares: Vec<f64> = of_these.iter().map(|own| own.cache_share).collect();
+            let mut shares: Vec<f64> = of_these.iter().map(|mixes| mixes.cache_share).collect();
             shares.sort_by(f64::total_cmp);
             let shares: Vec<String> = shares.iter().map(|share| format!("{:.0}", Percent(*share))).collect();
-            let known = of_these.iter().map(|own| own.expert_cache.clone());
+            let known = of_these.iter().map(|mixes| mixes.expert_cache.clone());
             let caches: Vec<String> = std::iter::once(cache).chain(known).collect();
             let reason = format!(
                 "was measured with {} of the experts in memory, and this cache holds {:.0}: more may be lost",
@@ -70,7 +70,7 @@ impl LossBound {
         };
         let has_low = here.low.is_some() && nearest.low == here.low;
         let chosen = nearest.cheapest(self.max_loss, has_low);
-        Ok(ChosenMix { mix: chosen.map_or(Mix::EXACT, |own| own.mix), words: self.words(nearest, chosen, here) })
+        Ok(ChosenMix { mix: chosen.map_or(Mix::EXACT, |chosen| chosen.mix), words: self.words(nearest, chosen, here) })
     }
 
     /// The choice where everything is in memory.

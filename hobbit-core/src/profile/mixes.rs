@@ -108,7 +108,7 @@ pub struct Mixes {
 impl Mixes {
     /// The mix with the fewest bytes within the bound; `None` if no mix is within it, or none saves anything.
     pub fn cheapest(&self, max_loss: f64, has_low: bool) -> Option<&MeasuredMix> {
-        let fits = |own: &&MeasuredMix| own.upper() <= max_loss && (has_low || !own.mix.uses_low());
+        let fits = |measured: &&MeasuredMix| measured.upper() <= max_loss && (has_low || !measured.mix.uses_low());
         let cheapest = self.mixes.iter().filter(fits).min_by(|a, b| a.bytes_per_token.total_cmp(&b.bytes_per_token))?;
         (cheapest.bytes_per_token < self.exact_bytes_per_token).then_some(cheapest)
     }
@@ -125,7 +125,8 @@ impl Mixes {
         }
         for MeasuredMix { mix, loss, error, bytes_per_token } in &self.mixes {
             let words = mix.words(str::to_owned);
-            let is_strength = [mix.cache_bias, mix.substitute, mix.drop].iter().all(|own| (0.0..=100.0).contains(own));
+            let is_strength =
+                [mix.cache_bias, mix.substitute, mix.drop].iter().all(|strength| (0.0..=100.0).contains(strength));
             if !is_strength || Thresholds::new(mix.t1, mix.t2).is_err() {
                 return Err(format!("a mix is '{words}', expected strengths from 0 on, and T1 at most T2 from 0 to 1"));
             }
@@ -173,7 +174,7 @@ const AXES: [(&[f32], Setting); 3] = [
 /// strength, as long as the loss allows. `lows` are thresholds for a model with low versions, ascending in what they
 /// give up; empty without low versions. Each mix on the way is combined with the strongest of them that the loss
 /// allows. `exact_bytes` are read per token when nothing is given up. `measure` runs a part of the text; mixes with
-/// low versions are measured after the others of a part.
+/// low versions are measured last.
 pub fn search_mixes<E>(
     lows: &[Thresholds],
     max_loss: f64,
@@ -199,40 +200,40 @@ pub fn search_mixes<E>(
             runs_left -= 1;
             let mut next = mix;
             *setting(&mut next) = *strength;
-            let own = measure(next, Part::Search)?;
-            found.push(own);
+            let measured = measure(next, Part::Search)?;
+            found.push(measured);
             // A setting that loses too much here loses too much beside stronger ones as well.
-            is_open[axis] = own.upper() <= max_loss;
+            is_open[axis] = measured.upper() <= max_loss;
             let (bytes, loss) = last.map_or((exact_bytes, 0.0), |last| (last.bytes_per_token, last.loss));
-            let worth = (bytes - own.bytes_per_token) / (own.loss - loss).max(LOSS_MIN);
+            let worth = (bytes - measured.bytes_per_token) / (measured.loss - loss).max(LOSS_MIN);
             if is_open[axis] && worth > best.as_ref().map_or(0.0, |(worth, ..)| *worth) {
-                best = Some((worth, axis, own));
+                best = Some((worth, axis, measured));
             }
         }
-        let Some((_, axis, own)) = best else { break };
+        let Some((_, axis, measured)) = best else { break };
         steps[axis] += 1;
-        way.push(own.mix);
-        last = Some(own);
+        way.push(measured.mix);
+        last = Some(measured);
     }
     let mut strongest = lows.len();
     for mix in way {
         while let Some(low) = strongest.checked_sub(1).map(|at| lows[at]) {
-            let own = measure(mix.with(low), Part::Search)?;
-            found.push(own);
-            if own.upper() <= max_loss {
+            let measured = measure(mix.with(low), Part::Search)?;
+            found.push(measured);
+            if measured.upper() <= max_loss {
                 break;
             }
             strongest -= 1;
         }
     }
     // The mean decides here: packs take their thresholds from the mix that uses low versions alone.
-    let low = found.iter().find(|own| own.mix.is_low_alone() && own.loss <= max_loss).copied();
-    found.retain(|own| own.upper() <= max_loss);
+    let low = found.iter().find(|measured| measured.mix.is_low_alone() && measured.loss <= max_loss).copied();
+    found.retain(|measured| measured.upper() <= max_loss);
     let mut wanted = frontier(found);
     wanted.truncate(HELD_OUT_MAX - 1);
-    wanted.extend(low.filter(|low| wanted.iter().all(|own| own.mix != low.mix)));
-    wanted.sort_by_key(|own| own.mix.uses_low());
-    let judged = wanted.into_iter().map(|own| measure(own.mix, Part::HeldOut));
+    wanted.extend(low.filter(|low| wanted.iter().all(|measured| measured.mix != low.mix)));
+    wanted.sort_by_key(|measured| measured.mix.uses_low());
+    let judged = wanted.into_iter().map(|measured| measure(measured.mix, Part::HeldOut));
     let mut judged = judged.collect::<Result<Vec<_>, E>>()?;
     judged.sort_by(|a, b| a.bytes_per_token.total_cmp(&b.bytes_per_token));
     Ok(judged)
@@ -242,9 +243,9 @@ pub fn search_mixes<E>(
 fn frontier(mut found: Vec<MeasuredMix>) -> Vec<MeasuredMix> {
     found.sort_by(|a, b| a.bytes_per_token.total_cmp(&b.bytes_per_token).then(a.loss.total_cmp(&b.loss)));
     let mut least = f64::INFINITY;
-    found.retain(|own| {
-        let is_better = own.loss < least;
-        least = least.min(own.loss);
+    found.retain(|measured| {
+        let is_better = measured.loss < least;
+        least = least.min(measured.loss);
         is_better
     });
     found

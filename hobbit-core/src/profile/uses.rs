@@ -19,7 +19,8 @@ use crate::route::unimportance;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Uses {
-    layers: BTreeMap<u16, LayerUses>,
+    /// By layer and expert; no longer than the highest index that was used.
+    layers: BTreeMap<u16, Vec<ExpertUses>>,
     /// Uses as a token's first expert.
     pub n_first: u64,
     /// Unimportance of every other use, `0.0..=1.0`, in no particular order.
@@ -27,13 +28,13 @@ pub struct Uses {
     scratch: Vec<f32>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
-struct LayerUses {
-    n_uses: Vec<u64>,
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct ExpertUses {
+    n: u64,
     /// Sum of squared router weights.
-    squares: Vec<f64>,
+    squares: f64,
     /// Sum of router weights without their sign.
-    weights: Vec<f64>,
+    weights: f64,
 }
 
 impl Uses {
@@ -49,15 +50,15 @@ impl Uses {
             self.samples.extend(self.scratch.iter().enumerate().filter(|(i, _)| Some(*i) != first).map(|(_, s)| *s));
             for (id, weight) in ids.iter().zip(weights) {
                 let Ok(index) = u16::try_from(*id).map(usize::from) else { continue };
-                if uses.n_uses.len() <= index {
-                    uses.n_uses.resize(index + 1, 0);
-                    uses.squares.resize(index + 1, 0.0);
-                    uses.weights.resize(index + 1, 0.0);
+                if uses.len() <= index {
+                    uses.resize(index + 1, ExpertUses::default());
                 }
+                uses[index].n += 1;
                 let square = f64::from(*weight).powi(2);
-                uses.n_uses[index] += 1;
-                uses.squares[index] += if square.is_finite() { square } else { 0.0 };
-                uses.weights[index] += if square.is_finite() { f64::from(weight.abs()) } else { 0.0 };
+                if square.is_finite() {
+                    uses[index].squares += square;
+                    uses[index].weights += f64::from(weight.abs());
+                }
             }
         }
     }
@@ -67,8 +68,11 @@ impl Uses {
     }
 
     pub fn n_uses(&self, layer: u16, index: u16) -> u64 {
-        let uses = self.layers.get(&layer).and_then(|layer| layer.n_uses.get(usize::from(index)));
-        uses.copied().unwrap_or(0)
+        self.of(layer, index).n
+    }
+
+    fn of(&self, layer: u16, index: u16) -> ExpertUses {
+        self.layers.get(&layer).and_then(|uses| uses.get(usize::from(index))).copied().unwrap_or_default()
     }
 
     /// Importance of each of a layer's `n_expert` experts: the sum of its squared router weights, plus one use with the
@@ -76,18 +80,15 @@ impl Uses {
     /// uses.
     pub fn importance(&self, layer: u16, n_expert: usize) -> Vec<f64> {
         let Some(uses) = self.layers.get(&layer) else { return vec![1.0; n_expert] };
-        let n: u64 = uses.n_uses.iter().sum();
-        let mean = uses.squares.iter().sum::<f64>() / n.max(1) as f64;
+        let n: u64 = uses.iter().map(|uses| uses.n).sum();
+        let mean = uses.iter().map(|uses| uses.squares).sum::<f64>() / n.max(1) as f64;
         let mean = if mean > 0.0 { mean } else { 1.0 };
-        (0..n_expert).map(|e| uses.squares.get(e).copied().unwrap_or(0.0) + mean).collect()
+        (0..n_expert).map(|e| uses.get(e).map_or(0.0, |uses| uses.squares) + mean).collect()
     }
 
     /// A layer's experts, `0..n_expert`, by falling sum of their router weights, as virtual experts are chosen.
     pub fn most_wanted(&self, layer: u16, n_expert: u16) -> Vec<u16> {
-        let wanted = |index: u16| {
-            let uses = self.layers.get(&layer);
-            uses.and_then(|uses| uses.weights.get(usize::from(index))).copied().unwrap_or(0.0)
-        };
+        let wanted = |index: u16| self.of(layer, index).weights;
         let mut order: Vec<u16> = (0..n_expert).collect();
         order.sort_by(|a, b| wanted(*b).total_cmp(&wanted(*a)).then(a.cmp(b)));
         order

@@ -111,8 +111,8 @@ impl VirtualPlan {
 
     /// Slots of `n_members` of a layer's experts that are alike: their share of the layer's slots.
     pub fn slots_of(&self, layer: u16, n_members: u32) -> u32 {
-        let Some(own) = self.layers.iter().find(|own| own.layer == layer) else { return 0 };
-        (own.slots() * n_members).div_ceil(u32::from(own.of).max(1)).min(n_members)
+        let Some(planned) = self.layers.iter().find(|planned| planned.layer == layer) else { return 0 };
+        (planned.slots() * n_members).div_ceil(u32::from(planned.of).max(1)).min(n_members)
     }
 }
 

@@ -29,7 +29,7 @@ pub enum Goal {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Widths {
-    /// Types of every expert that is lowered; the others stay as they are.
+    /// Types of every expert that is lowered.
     pub types: BTreeMap<ExpertId, SliceTypes>,
     /// Number of experts at each width.
     pub counts: BTreeMap<GgmlType, u64>,

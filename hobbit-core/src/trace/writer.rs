@@ -239,7 +239,9 @@ fn check(record: &LayerRecord) -> Result<(), String> {
     if record.predictions.iter().any(|prediction| prediction.distance == 0) {
         return Err(format!("layer {layer} has a prediction of distance 0, expected 1 or more"));
     }
-    if let Some(prediction) = record.predictions.iter().find(|own| u32::from(own.token) >= record.n_tokens) {
+    if let Some(prediction) =
+        record.predictions.iter().find(|prediction| u32::from(prediction.token) >= record.n_tokens)
+    {
         let (token, n_tokens) = (prediction.token, record.n_tokens);
         return Err(format!("layer {layer} has a prediction for token {token} of {n_tokens}"));
     }
