@@ -64,9 +64,6 @@ impl Expert {
 pub(super) struct Layer {
     experts: Vec<Expert>,
     step: u64,
-    token: Option<u64>,
-    /// Tokens of the running batch; at least 1 once it has begun.
-    n_tokens: u64,
     running: Running,
     /// Experts that a single token uses; 0 until one was seen.
     n_chosen: usize,
@@ -75,8 +72,6 @@ pub(super) struct Layer {
     sequence_tokens: f32,
     run_tokens: f32,
     demands: Demands,
-    /// Experts used in this step and in the one before, if both were single tokens.
-    used: [Vec<u16>; 2],
     follow: Follow,
     examples: Examples,
     /// Cache of [`Layer::probability`].
@@ -87,6 +82,10 @@ pub(super) struct Layer {
 /// The running step.
 #[derive(Clone, Copy, Debug, Default)]
 struct Running {
+    /// `None` before the first one of a sequence.
+    token: Option<u64>,
+    /// Tokens of the batch; at least 1 once the step has begun.
+    n_tokens: u64,
     /// Rows of scores.
     n_rows: u32,
     /// Sum of the weights of uses.
@@ -116,17 +115,16 @@ impl Layer {
         keep: &[f32; N_RATES],
         learn: impl FnOnce(bool, &[(Features, bool)]),
     ) {
-        if self.token == Some(token) {
+        if self.running.token == Some(token) {
             return;
         }
         if self.running.n_rows > 1 || self.running.weight > 1.5 {
             // A batch uses nearly all experts: there is nothing to learn.
             self.examples.all.clear();
-            self.used[0].clear();
+            self.follow.used[0].clear();
         } else if self.running.n_used > 0 {
             self.n_chosen = self.running.n_used;
-            let [now, before] = &self.used;
-            self.follow.learn(self.experts.len(), before, now);
+            self.follow.learn(self.experts.len());
         }
         self.examples.age += 1;
         if self.examples.all.is_empty() || self.examples.age >= HORIZON_TOKENS {
@@ -137,13 +135,13 @@ impl Layer {
             self.examples = Examples { all, age: 0 };
         }
         // A sequence that went back to earlier tokens does not tell how many they were.
-        self.n_tokens =
-            self.token.map_or(Some(token.saturating_add(1)), |before| token.checked_sub(before)).unwrap_or(1);
-        (self.token, self.running) = (Some(token), Running::default());
+        let before = self.running.token;
+        let n_tokens = before.map_or(Some(token.saturating_add(1)), |before| token.checked_sub(before)).unwrap_or(1);
+        self.running = Running { token: Some(token), n_tokens, ..Running::default() };
         self.probabilities.clear();
-        self.used.reverse();
-        self.used[0].clear();
-        self.step = self.step.saturating_add(self.n_tokens);
+        self.follow.used.reverse();
+        self.follow.used[0].clear();
+        self.step = self.step.saturating_add(n_tokens);
         self.sequence_tokens += 1.0;
         self.run_tokens += 1.0;
         self.experts.iter_mut().for_each(|expert| fade(&mut expert.uses, keep, 0.0));
@@ -155,11 +153,11 @@ impl Layer {
     }
 
     pub(super) fn begin_sequence(&mut self) {
-        (self.token, self.running) = (None, Running::default());
+        self.running = Running::default();
         self.sequence_tokens = 0.0;
         self.probabilities.clear();
         self.experts.iter_mut().for_each(|expert| expert.n_sequence = 0.0);
-        self.used[0].clear();
+        self.follow.used[0].clear();
         self.examples.all.clear();
     }
 
@@ -251,8 +249,8 @@ impl Layer {
         self.run_tokens += more_tokens;
         self.running.n_used += 1;
         let n_tokens = usage.n_tokens as f32;
-        let before = self.step - self.n_tokens;
-        let last = self.step - u64::from(usage.since).min(self.n_tokens - 1);
+        let before = self.step - self.running.n_tokens;
+        let last = self.step - u64::from(usage.since).min(self.running.n_tokens - 1);
         let expert = self.expert(index);
         let is_first_use = usage.precision.is_some() && expert.last_step <= before;
         let is_revealed = !expert.is_resident[Precision::High.index()];
@@ -264,7 +262,7 @@ impl Layer {
             if let Some((_, came)) = self.examples.all.get_mut(usize::from(index)) {
                 *came = true;
             }
-            self.used[0].push(index);
+            self.follow.used[0].push(index);
         }
         if is_revealed {
             let demand = usage.precision.map_or(2, Precision::index);
@@ -283,7 +281,7 @@ impl Layer {
         let ever = (expert.n_run + prior * USED_PART) / (self.run_tokens + prior);
         let lately = (expert.n_sequence + prior * ever) / (self.sequence_tokens + prior);
         let logarithm = |frequency: f32| frequency.clamp(1e-4, 1.0).ln() * LOG_SCALE;
-        let next = self.follow.chance(&self.used[0], index);
+        let next = self.follow.chance(index);
         let mut features = [1.0; N_FEATURES];
         features[1..=N_RATES].copy_from_slice(&expert.evidence);
         features[1 + N_RATES..=2 * N_RATES].copy_from_slice(&expert.uses);

@@ -78,6 +78,8 @@ pub(super) struct Follow {
     /// `[n_expert][n_expert]`: chance that a token uses the second if the one before used the first.
     chances: Vec<f32>,
     n_seen: Vec<f32>,
+    /// Experts used in the running step and in the one before, if both were single tokens.
+    pub(super) used: [Vec<u16>; 2],
 }
 
 pub(in super::super) fn table_bytes(n_expert: usize) -> u64 {
@@ -86,8 +88,8 @@ pub(in super::super) fn table_bytes(n_expert: usize) -> u64 {
 }
 
 impl Follow {
-    /// A token used `now`, the one before it `before`, of `n_expert` experts.
-    pub(super) fn learn(&mut self, n_expert: usize, before: &[u16], now: &[u16]) {
+    /// Learns from the running step and the one before it, of a layer with `n_expert` experts.
+    pub(super) fn learn(&mut self, n_expert: usize) {
         if n_expert > N_EXPERT_MAX {
             return;
         }
@@ -95,6 +97,7 @@ impl Follow {
             self.grow(n_expert);
         }
         let n_expert = self.n_expert;
+        let [now, before] = &self.used;
         for first in before.iter().map(|&first| usize::from(first)) {
             let step = 1.0 / self.n_seen[first];
             self.n_seen[first] = (self.n_seen[first] + 1.0).min(MEMORY_TOKENS);
@@ -114,8 +117,9 @@ impl Follow {
         self.n_expert = n_expert;
     }
 
-    /// The mean chance that `second` comes after one of `before`; the prior if unknown.
-    pub(super) fn chance(&self, before: &[u16], second: usize) -> f32 {
+    /// The mean chance that `second` comes after one of the running step's experts; the prior if unknown.
+    pub(super) fn chance(&self, second: usize) -> f32 {
+        let before = &self.used[0];
         let of_first = |&first: &u16| self.chances.get(usize::from(first) * self.n_expert + second);
         if second >= self.n_expert || before.is_empty() {
             return PRESUMED;
@@ -136,7 +140,7 @@ impl Follow {
         let n_seen: Option<Vec<f32>> = (0..n_expert).map(|_| saved.f32().filter(is_seen)).collect();
         let is_chance = |chance: &f32| (0.0..=1.0).contains(chance);
         let chances: Option<Vec<f32>> = (0..n_expert * n_expert).map(|_| saved.f32().filter(is_chance)).collect();
-        Some(Self { n_expert, chances: chances?, n_seen: n_seen? })
+        Some(Self { n_expert, chances: chances?, n_seen: n_seen?, ..Self::default() })
     }
 }
 
@@ -178,23 +182,33 @@ mod tests {
         assert!(learner.weights[1] < 0.0, "a strong pull holds it back");
     }
 
+    fn learn(follow: &mut Follow, n_expert: usize, before: &[u16], now: &[u16]) {
+        follow.used = [now.to_vec(), before.to_vec()];
+        follow.learn(n_expert);
+    }
+
+    fn chance(follow: &mut Follow, before: &[u16], second: usize) -> f32 {
+        follow.used[0] = before.to_vec();
+        follow.chance(second)
+    }
+
     #[test]
     fn habits_are_learned_and_unlearned() {
         let mut follow = Follow::default();
-        assert_eq!(follow.chance(&[0], 1), PRESUMED);
-        (0..100).for_each(|_| follow.learn(4, &[0, 2], &[1, 2]));
-        assert!(follow.chance(&[0], 1) > 0.9 && follow.chance(&[0], 3) < 0.05);
-        assert_eq!(follow.chance(&[1], 3), PRESUMED, "no expert has followed 1 yet");
-        assert_eq!([follow.chance(&[], 1), follow.chance(&[0], 9)], [PRESUMED; 2]);
-        (0..2000).for_each(|_| follow.learn(4, &[0], &[3]));
-        assert!(follow.chance(&[0], 3) > 0.9 && follow.chance(&[0], 1) < 0.05);
+        assert_eq!(chance(&mut follow, &[0], 1), PRESUMED);
+        (0..100).for_each(|_| learn(&mut follow, 4, &[0, 2], &[1, 2]));
+        assert!(chance(&mut follow, &[0], 1) > 0.9 && chance(&mut follow, &[0], 3) < 0.05);
+        assert_eq!(chance(&mut follow, &[1], 3), PRESUMED, "no expert has followed 1 yet");
+        assert_eq!([chance(&mut follow, &[], 1), chance(&mut follow, &[0], 9)], [PRESUMED; 2]);
+        (0..2000).for_each(|_| learn(&mut follow, 4, &[0], &[3]));
+        assert!(chance(&mut follow, &[0], 3) > 0.9 && chance(&mut follow, &[0], 1) < 0.05);
     }
 
     #[test]
     fn pairs_of_too_many_experts_are_left_alone() {
         let mut follow = Follow::default();
-        follow.learn(N_EXPERT_MAX + 1, &[0], &[1]);
-        assert_eq!(follow.chance(&[0], 1), PRESUMED);
+        learn(&mut follow, N_EXPERT_MAX + 1, &[0], &[1]);
+        assert_eq!(chance(&mut follow, &[0], 1), PRESUMED);
         assert!(follow.chances.is_empty());
     }
 }
