@@ -2,14 +2,14 @@
 
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::ptr;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use ggml_sys::llama;
 
-use super::{Model, ModelInfo, Shared, WrapStore};
+use super::{Followed, Loan, Model, ModelInfo, Opened, Placed, Shared, WrapStore};
 use crate::engine::cpu::expert_device::Device;
 use crate::engine::error::OpenError;
 use crate::engine::ggml;
@@ -41,7 +41,7 @@ impl Model {
     /// # Errors
     /// A damaged, incomplete or unsupported file ([`OpenError::Gguf`], [`OpenError::Load`]), an I/O error.
     pub fn open(path: &Path, options: &ModelOptions) -> Result<Model, OpenError> {
-        Self::load(path, options, None, |_| true)
+        load(path, options, None, |_| true)
     }
 
     /// As [`Model::open`]. `progress` is called with 0..=1 and stops loading by returning false.
@@ -53,7 +53,7 @@ impl Model {
         options: &ModelOptions,
         progress: impl FnMut(f32) -> bool,
     ) -> Result<Model, OpenError> {
-        Self::load(path, options, None, progress)
+        load(path, options, None, progress)
     }
 
     /// As [`Model::open`]; every read of an expert goes through the store that `wrap` makes of the real one.
@@ -62,93 +62,75 @@ impl Model {
         options: &ModelOptions,
         wrap: impl Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync + 'static,
     ) -> Result<Model, OpenError> {
-        Self::load(path, options, Some(Box::new(wrap)), |_| true)
+        load(path, options, Some(Box::new(wrap)), |_| true)
     }
+}
 
-    fn load(
-        path: &Path,
-        options: &ModelOptions,
-        wrap_store: Option<WrapStore>,
-        mut progress: impl FnMut(f32) -> bool,
-    ) -> Result<Model, OpenError> {
-        let started = Instant::now();
-        let prepared = prepare(path, options, wrap_store.is_some(), &mut progress)?;
-        let Prepared { source, experts, mut placement, adapters, run_mode, n_ctx, options, idle } = prepared;
-        let ModelSource { gguf, mut catalog, originals, low_name, precisions, path_table, norms, .. } = source;
+fn load(
+    path: &Path,
+    options: &ModelOptions,
+    wrap_store: Option<WrapStore>,
+    mut progress: impl FnMut(f32) -> bool,
+) -> Result<Model, OpenError> {
+    let started = Instant::now();
+    let prepared = prepare(path, options, wrap_store.is_some(), &mut progress)?;
+    let Prepared { mut source, experts, mut placement, adapters, run_mode, n_ctx, options, idle } = prepared;
 
-        // Without memory for experts, llama.cpp may only use their addresses.
-        let is_plain = experts.map().is_empty() || run_mode.is_passthrough();
-        if options.check_tensors && !is_plain {
-            let paths: Vec<&Path> = originals.iter().map(|file| file.path.as_path()).collect();
-            validate::check_tensors(&gguf, experts.map(), &catalog, &paths, &mut progress)?;
-        }
-        catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
-        let unloaded = Unloaded {
-            gguf: &gguf,
-            map: experts.map(),
-            catalog: &catalog,
-            tables: experts.tables(),
-            placement: &placement,
-            adapters: &adapters,
-            is_exact: precisions.is_exact(),
-            predictor: predictor(&options, !placement.devices.is_empty()),
-            run_mode,
-            n_expert_used: n_expert_used(&gguf, &options),
-            options: &options,
-        };
-        let mut needs = HeaderNeeds::of(&unloaded);
-        needs.check_model(&unloaded, n_ctx)?;
-        let loading = Loading { gguf: &gguf, originals: &originals, experts: &experts, run_mode, options: &options };
-        let raw = loading.load(&mut placement, &mut progress)?;
-
-        if !run_mode.is_passthrough() {
-            // SAFETY: the model is live.
-            experts.loaded(unsafe { llama::llama_model_n_layer(raw.as_ptr()) });
-        }
-        // An override may have taken layers away.
-        catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
-        let adapters = adapters.load(&raw, &gguf)?;
-        let info = describe(&raw, &gguf, &experts, &options);
-        let (table_path, path_table) = path_table.unzip();
-        let mut shared = Shared {
-            raw,
-            adapters,
-            gguf,
-            experts,
-            catalog,
-            originals,
-            low_name,
-            placement: placement.devices,
-            precisions,
-            run_mode,
-            n_ctx,
-            virtual_plan: None,
-            norms,
-            options,
-            needs,
-            path_table: path_table.map(Arc::new),
-            routes: None,
-            wrap_store,
-            idle,
-            load_time: started.elapsed(),
-            opened_at: started,
-            info,
-            pieces: OnceLock::new(),
-            spare: OnceLock::new(),
-            lent: Mutex::default(),
-        };
-        shared.finish()?;
-        let model = Model { shared: Arc::new(shared) };
-        if let Some(path) = table_path {
-            model.check_path_table(path)?;
-        }
-        Ok(model)
+    // Without memory for experts, llama.cpp may only use their addresses.
+    let is_plain = experts.map().is_empty() || run_mode.is_passthrough();
+    if options.check_tensors && !is_plain {
+        let paths: Vec<&Path> = source.originals.iter().map(|file| file.path.as_path()).collect();
+        validate::check_tensors(&source.gguf, experts.map(), &source.catalog, &paths, &mut progress)?;
     }
+    source.catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
+    let gguf = &source.gguf;
+    let unloaded = Unloaded {
+        gguf,
+        map: experts.map(),
+        catalog: &source.catalog,
+        tables: experts.tables(),
+        placement: &placement,
+        adapters: &adapters,
+        is_exact: source.precisions.is_exact(),
+        predictor: predictor(&options, !placement.devices.is_empty()),
+        run_mode,
+        n_expert_used: n_expert_used(gguf, &options),
+        options: &options,
+    };
+    let mut needs = HeaderNeeds::of(&unloaded);
+    needs.check_model(&unloaded, n_ctx)?;
+    let loading = Loading { gguf, originals: &source.originals, experts: &experts, run_mode, options: &options };
+    let raw = loading.load(&mut placement, &mut progress)?;
 
-    fn check_path_table(&self, path: PathBuf) -> Result<(), ProfileError> {
-        let Some(table) = &self.shared.path_table else { return Ok(()) };
-        table.check_shape(&self.predict_shape()).map_err(|error| ProfileError::PathTable { path, error })
+    if !run_mode.is_passthrough() {
+        // SAFETY: the model is live.
+        experts.loaded(unsafe { llama::llama_model_n_layer(raw.as_ptr()) });
     }
+    let adapters = adapters.load(&raw, gguf)?;
+    let info = describe(&raw, gguf, &experts, &options);
+    // An override may have taken layers away.
+    source.catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
+    let mut shared = Shared {
+        raw,
+        adapters,
+        experts,
+        source,
+        followed: Followed::default(),
+        options,
+        wrap_store,
+        placed: Placed { run_mode, n_ctx, devices: placement.devices, needs, idle },
+        opened: Opened { at: started, took: started.elapsed() },
+        info,
+        pieces: OnceLock::new(),
+        loan: Loan::default(),
+    };
+    shared.finish()?;
+    let model = Model { shared: Arc::new(shared) };
+    if let Some((path, table)) = &model.shared.source.path_table {
+        let checked = table.check_shape(&model.predict_shape());
+        checked.map_err(|error| ProfileError::PathTable { path: path.clone(), error })?;
+    }
+    Ok(model)
 }
 
 /// A model whose headers are read and checked, and whose layers are placed.
@@ -330,16 +312,16 @@ impl Shared {
         if !self.options.routing.rerouting().is_off() {
             self.tell_layers_without_router();
         }
-        self.routes = self.followed_routes()?;
-        self.virtual_plan = self.read_virtual_plan()?;
+        let (routes, virtual_plan) = (self.followed_routes()?, self.read_virtual_plan()?);
+        self.followed = Followed { routes, virtual_plan };
         Ok(())
     }
 
     /// Checks that the loaded files are those whose headers were read: llama.cpp itself opens models by name.
     fn check_loaded(&self) -> Result<(), OpenError> {
-        for original in &self.originals {
+        for original in &self.source.originals {
             original.check()?;
-            if self.experts.map().is_empty() || self.run_mode.is_passthrough() {
+            if self.experts.map().is_empty() || self.placed.run_mode.is_passthrough() {
                 Original::open(&original.path, original.state)?;
             }
         }
@@ -349,13 +331,14 @@ impl Shared {
     /// Number of experts that a token uses in a layer.
     pub(super) fn n_expert_used(&self, layer: u16) -> u32 {
         let replaced = replaced_n_expert_used(&self.options, &self.info.architecture);
-        replaced.unwrap_or_else(|| self.gguf.n_expert_used(layer))
+        replaced.unwrap_or_else(|| self.source.gguf.n_expert_used(layer))
     }
 
     fn read_virtual_plan(&self) -> Result<Option<VirtualPlan>, OpenError> {
         let VirtualExperts::Plan(path) = &self.options.routing.virtual_experts else { return Ok(None) };
         let plan = VirtualPlan::read(path)?;
-        let layers: Vec<(u16, u16)> = self.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect();
+        let layers: Vec<(u16, u16)> =
+            self.source.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect();
         let checked = plan.check(&self.info.architecture, &layers, self.info.n_expert_used);
         checked.map_err(|reason| VirtualPlanError::Unusable { file: path.display().to_string(), reason })?;
         Ok(Some(plan))
@@ -379,8 +362,8 @@ impl Shared {
     /// Tells how many layers keep their experts, because these follow from the token alone.
     fn tell_layers_without_router(&self) {
         let is_table = |name: &str| name.ends_with(".ffn_gate_tid2eid.weight");
-        let n = self.gguf.tensors.iter().filter(|tensor| is_table(&tensor.name)).count();
-        if n > 0 && !self.run_mode.is_passthrough() {
+        let n = self.source.gguf.tensors.iter().filter(|tensor| is_table(&tensor.name)).count();
+        if n > 0 && !self.placed.run_mode.is_passthrough() {
             log::notice(format_args!("{n} layers choose experts by the token alone: their tokens are not rerouted"));
         }
     }
@@ -393,7 +376,8 @@ impl Shared {
             return Err(TraceError::Routes { path: options.trace.clone(), reason }.into());
         }
         let n_used = |layer: u16| self.n_expert_used(layer) as usize;
-        let shape = self.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert as usize, n_used(layer.layer)));
+        let shape =
+            self.source.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert as usize, n_used(layer.layer)));
         let routes = Routes::open(&options.trace, &shape.collect::<Vec<_>>())?;
         Ok(Some((Arc::new(routes), options.recall)))
     }
@@ -452,7 +436,7 @@ struct Progress<'a> {
 }
 
 unsafe extern "C" fn on_progress(progress: f32, state: *mut c_void) -> bool {
-    // SAFETY: `Model::load` passes its `Progress`, alive for the whole load, from one thread.
+    // SAFETY: `Loading::load` passes its `Progress`, alive for the whole load, from one thread.
     let state = unsafe { &mut *state.cast::<Progress<'_>>() };
     let go_on = catch_unwind(AssertUnwindSafe(|| (state.callback)(progress))).unwrap_or(false);
     state.cancelled |= !go_on;

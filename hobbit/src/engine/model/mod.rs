@@ -14,6 +14,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use ggml_sys::llama;
+
 use crate::engine::ggml;
 use crate::engine::ggml::log;
 use crate::engine::ggml::raw::RawModel;
@@ -24,17 +26,17 @@ use crate::engine::model::placement::DeviceLayers;
 use crate::engine::seam::experts::Experts;
 use crate::engine::seam::hook::Shown;
 use crate::engine::source::adapters::{AdapterInfo, Adapters};
+use crate::engine::source::model_source::ModelSource;
 use hobbit_core::expert::{ExpertId, Precision};
 use hobbit_core::gguf::{Catalog, Gguf};
 use hobbit_core::load::prefetch::PrefetchCounters;
 use hobbit_core::options::{Idle, ModelOptions, RoutingOptions};
 use hobbit_core::plan::{ExpertCache, LayerDivision, RunMode};
-use hobbit_core::predict::{PathTable, PredictShape, PredictorKind};
-use hobbit_core::profile::{LayerNorms, VirtualPlan};
-use hobbit_core::residency::Precisions;
+use hobbit_core::predict::{PredictShape, PredictorKind};
+use hobbit_core::profile::VirtualPlan;
 use hobbit_core::route::Thresholds;
 use hobbit_core::stats::{CachingReport, DeviceReport};
-use hobbit_core::store::{Original, Store};
+use hobbit_core::store::Store;
 use hobbit_core::trace::Routes;
 pub use vocabulary::SpecialTokens;
 
@@ -87,43 +89,55 @@ pub(crate) struct Shared {
     pub(crate) raw: RawModel,
     /// llama.cpp frees them with the model.
     pub(crate) adapters: Adapters,
-    gguf: Gguf,
     pub(crate) experts: Arc<Experts>,
-    /// Location of every version of every expert in `originals`.
-    pub(crate) catalog: Catalog,
-    /// The open files, with their state when the headers were read.
-    pub(crate) originals: Vec<Original>,
-    pub(crate) low_name: Option<String>,
-    pub(crate) precisions: Precisions,
+    pub(crate) source: ModelSource,
+    pub(crate) followed: Followed,
+    pub(crate) options: ModelOptions,
+    pub(crate) wrap_store: Option<WrapStore>,
+    pub(crate) placed: Placed,
+    pub(crate) opened: Opened,
+    info: ModelInfo,
+    /// Built on first use.
+    pieces: OnceLock<Pieces>,
+    pub(crate) loan: Loan,
+}
+
+/// Recordings and plans that the options name.
+#[derive(Default)]
+pub(crate) struct Followed {
+    /// Routes to follow, and the share of them that is predicted.
+    pub(crate) routes: Option<(Arc<Routes>, f64)>,
+    /// Number of virtual experts per layer.
+    pub(crate) virtual_plan: Option<VirtualPlan>,
+}
+
+/// How the model runs, decided before it was loaded.
+pub(crate) struct Placed {
     /// How the experts are run; for a dense model as if it had some.
     pub(crate) run_mode: RunMode,
     /// Context length for sessions that request none; 0 for the length the model was trained with.
     pub(crate) n_ctx: u32,
-    /// Number of virtual experts per layer, if a plan is in use.
-    pub(crate) virtual_plan: Option<VirtualPlan>,
-    /// ‖W‖ of every expert, if the pack has it.
-    pub(crate) norms: Vec<LayerNorms>,
     /// The devices that hold layers.
-    pub(crate) placement: Vec<DeviceLayers>,
-    pub(crate) options: ModelOptions,
+    pub(crate) devices: Vec<DeviceLayers>,
     /// Memory, by the headers.
     pub(crate) needs: HeaderNeeds,
-    /// Which experts follow which, if the predictor uses it.
-    pub(crate) path_table: Option<Arc<PathTable>>,
-    /// Routes to follow, and the share of them that is predicted.
-    pub(crate) routes: Option<(Arc<Routes>, f64)>,
-    pub(crate) wrap_store: Option<WrapStore>,
     /// Options that cannot act.
     pub(crate) idle: Vec<Idle>,
-    pub(crate) load_time: Duration,
-    pub(crate) opened_at: Instant,
-    info: ModelInfo,
-    /// Built on first use.
-    pub(crate) pieces: OnceLock<Pieces>,
+}
+
+/// The time of opening.
+pub(crate) struct Opened {
+    pub(crate) at: Instant,
+    pub(crate) took: Duration,
+}
+
+/// Memory that is lent ([`Model::lend`]).
+#[derive(Default)]
+pub(crate) struct Loan {
     /// Bytes that can be lent where there are no slots; set by the first session.
     pub(crate) spare: OnceLock<u64>,
     /// Bytes lent now, to each [`Borrower`].
-    pub(crate) lent: Mutex<[u64; 3]>,
+    lent: Mutex<[u64; 3]>,
 }
 
 /// The parts of a program that borrow memory from experts ([`Model::lend`]).
@@ -145,12 +159,12 @@ impl Model {
 
     /// Whether llama.cpp runs the model by itself, because it fits, or hobbit manages its experts.
     pub fn run_mode(&self) -> RunMode {
-        self.shared.run_mode
+        self.shared.placed.run_mode
     }
 
     /// The options of [`Model::open`] that are set and cannot act here.
     pub fn idle_options(&self) -> &[Idle] {
-        &self.shared.idle
+        &self.shared.placed.idle
     }
 
     /// The loaded LoRA adapters, in the order of [`AdapterOptions::lora`](hobbit_core::options::AdapterOptions).
@@ -158,39 +172,32 @@ impl Model {
         self.shared.adapters.infos()
     }
 
-    /// Changes the host's residency, once a session has made it.
-    fn with_host(&self, change: impl FnOnce(&mut Host)) {
-        if let Some(memories) = self.shared.experts.memories().as_mut() {
-            change(&mut memories.host);
-        }
-    }
-
     /// Changes T1 and T2 for every session of the model, starting with the next evaluation.
     pub fn set_thresholds(&self, thresholds: Thresholds) {
-        self.with_host(|host| host.precisions.thresholds = thresholds);
+        self.shared.with_host(|host| host.precisions.thresholds = thresholds);
     }
 
     /// Changes the rerouting of tokens away from missing experts, for every session of the model, starting with the
     /// next evaluation. Requires a session, and a model that was opened with some rerouting.
     pub fn set_routing(&self, routing: &RoutingOptions) {
-        self.with_host(|host| set_up::reroute(host, routing));
+        self.shared.with_host(|host| set_up::reroute(host, routing));
     }
 
     /// Forces low precision for these experts, where they have a low version; replaces the previous list. Requires
     /// dynamic mode and a session. For measuring sensitivity.
     pub fn force_low(&self, experts: impl IntoIterator<Item = ExpertId>) {
-        self.with_host(|host| host.precisions.forced_low = experts.into_iter().collect());
+        self.shared.with_host(|host| host.precisions.forced_low = experts.into_iter().collect());
     }
 
     /// Treats exactly these experts as missing wherever tokens use only resident experts; `None` restores real
     /// residency. Requires a session. For measuring the cost of absent experts.
     pub fn mask_experts(&self, experts: Option<HashSet<ExpertId>>) {
-        self.with_host(|host| host.masked = experts);
+        self.shared.with_host(|host| host.masked = experts);
     }
 
     /// Blocks with experts in ascending order, each with its number of experts.
     pub fn layers_with_experts(&self) -> Vec<(u16, u16)> {
-        self.shared.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect()
+        self.shared.source.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect()
     }
 
     /// Bytes of host memory that the cache may fill now; 0 before the first session.
@@ -214,30 +221,14 @@ impl Model {
     /// changes nothing, if the budget has not so much. At least [`ModelOptions::lent_bytes`] can be lent to all
     /// together.
     pub fn lend(&self, borrower: Borrower, bytes: u64) -> bool {
-        let mut lent = self.shared.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lent = self.shared.loan.lent.lock().unwrap_or_else(PoisonError::into_inner);
         let mut wanted = *lent;
         wanted[borrower as usize] = bytes;
-        let is_lent = self.lend_in_all(wanted.into_iter().fold(0, u64::saturating_add));
+        let is_lent = self.shared.lend_in_all(wanted.into_iter().fold(0, u64::saturating_add));
         if is_lent {
             *lent = wanted;
         }
         is_lent
-    }
-
-    fn lend_in_all(&self, bytes: u64) -> bool {
-        // Waits for a layer that another thread computes, however slow its reads are.
-        const TRIES: u32 = 10_000;
-        for _ in 0..TRIES {
-            let lent = match self.shared.experts.memories().as_mut() {
-                Some(memories) => memories.lend(bytes),
-                None => Some(self.shared.spare.get().is_none_or(|spare| bytes <= *spare)),
-            };
-            match lent {
-                Some(lent) => return lent,
-                None => std::thread::sleep(Duration::from_millis(1)),
-            }
-        }
-        true
     }
 
     /// Whether [`Model::lend`] takes memory from experts. If not, memory that is taken back stays unused.
@@ -254,7 +245,69 @@ impl Model {
     /// As [`Model::set_host_cache`], for the memory of all devices together, which is freed and allocated again. A
     /// layer whose number of slots changes loses their content. [`Model::device_reports`] shows each device's part.
     pub fn set_device_cache(&self, cache: ExpertCache) -> u64 {
-        self.shared.experts.memories().as_mut().map_or(0, |memories| memories.resize_devices(cache))
+        self.shared.set_device_cache(cache)
+    }
+
+    /// The devices that hold layers, and their current share of the model's experts; empty before the first session and
+    /// for a dense model.
+    pub fn device_reports(&self) -> Vec<DeviceReport> {
+        self.shared.device_reports()
+    }
+
+    /// Completed share of the ubatch in evaluation, counted in layers with experts: 0..1. 0 when nothing is evaluated,
+    /// and for a dense model. Waits for the layer being computed.
+    pub fn evaluated_share(&self) -> f64 {
+        let layer = self.shared.experts.memories().as_ref().map_or(0, |memories| memories.host.counters().layer);
+        f64::from(layer) / f64::from(self.info().n_layer.max(1))
+    }
+
+    /// Location of every version of every expert.
+    pub fn catalog(&self) -> &Catalog {
+        &self.shared.source.catalog
+    }
+
+    /// The model's shape for a predictor: the layers with experts that run.
+    pub fn predict_shape(&self) -> PredictShape {
+        let layers = self.shared.source.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert));
+        PredictShape::new(layers, |layer| self.shared.n_expert_used(layer))
+    }
+
+    /// The parsed header of the model's files.
+    pub fn gguf(&self) -> &Gguf {
+        &self.shared.source.gguf
+    }
+}
+
+impl Shared {
+    /// Changes the host's residency, once a session has made it.
+    fn with_host(&self, change: impl FnOnce(&mut Host)) {
+        if let Some(memories) = self.experts.memories().as_mut() {
+            change(&mut memories.host);
+        }
+    }
+
+    fn lend_in_all(&self, bytes: u64) -> bool {
+        // Waits for a layer that another thread computes, however slow its reads are.
+        const TRIES: u32 = 10_000;
+        for _ in 0..TRIES {
+            let lent = match self.experts.memories().as_mut() {
+                Some(memories) => memories.lend(bytes),
+                None => Some(self.loan.spare.get().is_none_or(|spare| bytes <= *spare)),
+            };
+            match lent {
+                Some(lent) => return lent,
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        true
+    }
+
+    fn set_device_cache(&self, cache: ExpertCache) -> u64 {
+        self.experts.memories().as_mut().map_or(0, |memories| memories.resize_devices(cache))
+    }
+
+    fn device_reports(&self) -> Vec<DeviceReport> {
+        self.experts.memories().as_ref().map_or_else(Vec::new, |memories| memories.device_reports())
     }
 
     /// Frees a quarter of the slots of earlier sessions when a new session lacks device memory. False if there was
@@ -275,80 +328,57 @@ impl Model {
         after < before
     }
 
-    /// The devices that hold layers, and their current share of the model's experts; empty before the first session and
-    /// for a dense model.
-    pub fn device_reports(&self) -> Vec<DeviceReport> {
-        let memories = self.shared.experts.memories();
-        memories.as_ref().map_or_else(Vec::new, |memories| memories.device_reports())
-    }
-
-    /// Completed share of the ubatch in evaluation, counted in layers with experts: 0..1. 0 when nothing is evaluated,
-    /// and for a dense model. Waits for the layer being computed.
-    pub fn evaluated_share(&self) -> f64 {
-        let layer = self.shared.experts.memories().as_ref().map_or(0, |memories| memories.host.counters().layer);
-        f64::from(layer) / f64::from(self.info().n_layer.max(1))
-    }
-
-    /// Location of every version of every expert.
-    pub fn catalog(&self) -> &Catalog {
-        &self.shared.catalog
-    }
-
-    /// The model's shape for a predictor: the layers with experts that run.
-    pub fn predict_shape(&self) -> PredictShape {
-        let layers = self.shared.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert));
-        PredictShape::new(layers, |layer| self.shared.n_expert_used(layer))
-    }
-
-    /// The parsed header of the model's files.
-    pub fn gguf(&self) -> &Gguf {
-        &self.shared.gguf
+    /// The text of every token.
+    pub(crate) fn pieces(&self) -> &Pieces {
+        // SAFETY: the vocabulary lives as long as the model; ids are compared, not used as an index.
+        let is_eog = |token| unsafe { llama::llama_vocab_is_eog(self.raw.vocab(), token) };
+        self.pieces.get_or_init(|| Pieces::new(&self.raw, is_eog))
     }
 
     /// Parts of routers' choices that the expert backend needs from the hook: weights, if a layer with scales spans
     /// several splits, and inputs, if experts have others.
     pub(crate) fn shown(&self) -> Shown {
-        let scaled = || self.shared.gguf.tensors.iter().any(|tensor| tensor.name.ends_with("_exps.scale"));
-        let options = &self.shared.options;
+        let scaled = || self.source.gguf.tensors.iter().any(|tensor| tensor.name.ends_with("_exps.scale"));
+        let options = &self.options;
         let reroutes = !options.routing.is_off() || options.loss_bound.is_some();
-        let wants_weights = !self.shared.precisions.is_exact() || self.shared.routes.is_some() || reroutes;
+        let wants_weights = !self.source.precisions.is_exact() || self.followed.routes.is_some() || reroutes;
         let asks = options.caching.policy.needs_scores()
             || self.predictor().needs_scores()
             || options.trace.is_some()
             || reroutes;
-        let is_other = || load::ASKED_EARLIER.contains(&self.info().architecture.as_str());
-        Shown { weights: wants_weights && scaled(), input: asks && self.shared.routes.is_none() && is_other() }
+        let is_other = || load::ASKED_EARLIER.contains(&self.info.architecture.as_str());
+        Shown { weights: wants_weights && scaled(), input: asks && self.followed.routes.is_none() && is_other() }
     }
 
     /// The device whose host memory has the results of the CPU's experts, and embeddings. None where no device computes
     /// experts: slots then follow the phase, for which memory is given back.
     pub(crate) fn pins_results(&self) -> Option<ggml::Device> {
-        let placement = &self.shared.placement;
-        let computes = placement.iter().any(|part| !part.experts.is_empty() || !part.offloaded.is_empty());
-        placement.first().filter(|_| computes).map(|part| ggml::Device(part.wrapper.raw))
+        let devices = &self.placed.devices;
+        let computes = devices.iter().any(|part| !part.experts.is_empty() || !part.offloaded.is_empty());
+        devices.first().filter(|_| computes).map(|part| ggml::Device(part.wrapper.raw))
     }
 
     /// The division of slots among layers.
     pub(crate) fn division(&self) -> LayerDivision<'_> {
-        let caching = &self.shared.options.caching;
+        let caching = &self.options.caching;
         LayerDivision {
             policy: caching.policy,
             weights: caching.weights,
             slots: caching.slots,
-            all: &self.shared.catalog,
-            virtual_plan: self.shared.virtual_plan.as_ref(),
-            n_expert_used: self.info().n_expert_used,
+            all: &self.source.catalog,
+            virtual_plan: self.followed.virtual_plan.as_ref(),
+            n_expert_used: self.info.n_expert_used,
         }
     }
 
     /// The predictor in effect.
     pub(crate) fn predictor(&self) -> PredictorKind {
-        load::predictor(&self.shared.options, !self.shared.placement.is_empty())
+        load::predictor(&self.options, !self.placed.devices.is_empty())
     }
 
     /// The caching configuration, without results.
     pub(crate) fn caching_report(&self) -> CachingReport {
-        let caching = &self.shared.options.caching;
+        let caching = &self.options.caching;
         CachingReport {
             policy: caching.policy.to_string(),
             policy_weights: caching.weights.to_string(),

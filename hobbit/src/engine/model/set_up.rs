@@ -46,11 +46,11 @@ pub(crate) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     if let Some(memories) = memories.as_ref() {
         return Ok(memories.description.clone());
     }
-    if let RunMode::Passthrough { repack, gives_back } = shared.run_mode {
+    if let RunMode::Passthrough { repack, gives_back } = shared.placed.run_mode {
         return passthrough(model, options, context, (repack, gives_back));
     }
-    let mut catalog = shared.catalog.clone();
-    if shared.precisions.is_exact() {
+    let mut catalog = shared.source.catalog.clone();
+    if shared.source.precisions.is_exact() {
         catalog.drop_low();
     }
     let (tiers, hold_all) = devices::set_up(model, &catalog, scratch_bytes(model, options))?;
@@ -63,7 +63,7 @@ pub(crate) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let setup = Setup::new(&input, catalog)?;
     let rules = rules_of(shared, &setup)?;
     if setup.catalog.layers.is_empty() {
-        let _ = shared.spare.set(setup.spare);
+        let _ = shared.loan.spare.set(setup.spare);
         let io_choice = "none: a dense model, run as plain llama.cpp".to_owned();
         return Ok(describe(model, &setup, &[], &rules, io_choice));
     }
@@ -92,8 +92,8 @@ fn setup_input<'a>(
     limits: &MemoryLimits,
     devices: DeviceExperts,
 ) -> Result<SetupInput<'a>, OpenError> {
-    let Shared { options: wanted, precisions, .. } = &*model.shared;
-    let virtual_plan = match (&model.shared.virtual_plan, &wanted.routing.virtual_experts) {
+    let (wanted, precisions) = (&model.shared.options, &model.shared.source.precisions);
+    let virtual_plan = match (&model.shared.followed.virtual_plan, &wanted.routing.virtual_experts) {
         (Some(plan), VirtualExperts::Plan(path)) => Some((plan, path.as_path())),
         _ => None,
     };
@@ -131,7 +131,7 @@ fn setup_input<'a>(
 type Rules = (Precisions, RoutingOptions);
 
 fn rules_of(shared: &Shared, setup: &Setup) -> Result<Rules, OpenError> {
-    let (mut precisions, mut routing) = (shared.precisions.clone(), shared.options.routing.clone());
+    let (mut precisions, mut routing) = (shared.source.precisions.clone(), shared.options.routing.clone());
     if let Some(chosen) = &setup.mix {
         routing = RoutingOptions { loss_bound: Some(chosen.words.clone()), ..routing.with(chosen.mix) };
         shared.check_routing(&routing)?;
@@ -148,8 +148,8 @@ fn describe(model: &Model, setup: &Setup, tiers: &[Tier], rules: &Rules, io_choi
         plan: setup.plan.clone(),
         io_choice,
         precision: report::precision(model, rules, &setup.plan, &setup.catalog, tiers),
-        caching: model.caching_report(),
-        devices: devices::reports(&model.shared.placement, tiers),
+        caching: model.shared.caching_report(),
+        devices: devices::reports(&model.shared.placed.devices, tiers),
         warm_start: None,
         checkpoint_bytes: setup.checkpoints,
     }
@@ -168,7 +168,7 @@ fn build(
     let mut memory = host::allocate(&setup, &mut tiers, &options.device)?;
     let (store, choice) = host::open_store(shared, &setup, limits, &mut memory)?;
 
-    let cache_of = |planned: &[PoolPlan]| cache_of(&model.division(), &setup.catalog, &setup.pools, planned);
+    let cache_of = |planned: &[PoolPlan]| cache_of(&model.shared.division(), &setup.catalog, &setup.pools, planned);
     let of_prompts = cache_of(&setup.plan.pools);
     let layers = setup.catalog.layers.iter().map(|layer| layer.layer);
     let host_slots = CacheSlots::of("the host", &of_prompts, layers);
@@ -213,7 +213,7 @@ fn build(
     start_routing(model, &mut host, &routing);
     let kinds = |layer| host.layout().kinds(layer).iter().map(move |kind| (layer, *kind));
     let unseen = host.layout().layers().flat_map(kinds).collect();
-    let walk = shared.routes.as_ref().map(|(routes, recall)| Walk::new(Arc::clone(routes), *recall));
+    let walk = shared.followed.routes.as_ref().map(|(routes, recall)| Walk::new(Arc::clone(routes), *recall));
     let new = Tiers {
         unseen,
         tiers,
@@ -241,7 +241,7 @@ fn look_ahead(
     if precisions.options.deterministic {
         return None;
     }
-    let looks_ahead = model.predictor() != PredictorKind::None;
+    let looks_ahead = model.shared.predictor() != PredictorKind::None;
     let prefetches = looks_ahead.then(|| prefetch_options(model, precisions));
     let promotes = !routing.is_off() || !precisions.is_exact() && precisions.options.upgrade;
     tiers.iter_mut().for_each(|tier| tier.copy_ahead(prefetches, promotes));
@@ -255,8 +255,8 @@ fn start_routing(model: &Model, host: &mut Host, routing: &RoutingOptions) {
     let shared = &model.shared;
     if routing.virtual_experts != VirtualExperts::Off {
         let n_used = model.info().n_expert_used as usize;
-        let planned = shared.virtual_plan.as_ref().map(|plan| &plan.norms).filter(|norms| !norms.is_empty());
-        let norms = planned.unwrap_or(&shared.norms).iter().map(|own| (own.layer, own.norms.clone())).collect();
+        let planned = shared.followed.virtual_plan.as_ref().map(|plan| &plan.norms).filter(|norms| !norms.is_empty());
+        let norms = planned.unwrap_or(&shared.source.norms).iter().map(|own| (own.layer, own.norms.clone())).collect();
         host.keep_virtual_experts(VirtualExpertsOptions { n_used, update: routing.virtual_update, norms });
     }
     reroute(host, routing);
@@ -304,16 +304,22 @@ fn passthrough(
         staging: StagingWish::default(),
     })?;
     let checkpoint_bytes = checkpoint_bytes(model, options).min(plan.unused());
-    let _ = shared.spare.set(plan.unused() - checkpoint_bytes + shared.options.lent_bytes);
+    let _ = shared.loan.spare.set(plan.unused() - checkpoint_bytes + shared.options.lent_bytes);
     let loss_bound = shared.options.loss_bound.as_ref().map(|bound| bound.exact().words);
     let routing = RoutingOptions { loss_bound, ..shared.options.routing.clone() };
     let how = if repack { "mapped, weights rearranged for this CPU" } else { "mapped" };
     Ok(Description {
-        precision: report::precision(model, &(shared.precisions.clone(), routing), &plan, &shared.catalog, &[]),
+        precision: report::precision(
+            model,
+            &(shared.source.precisions.clone(), routing),
+            &plan,
+            &shared.source.catalog,
+            &[],
+        ),
         checkpoint_bytes,
         plan,
         io_choice: format!("none: all of the model fits, and llama.cpp runs it by itself ({how})"),
-        caching: model.caching_report(),
+        caching: model.shared.caching_report(),
         devices: Vec::new(),
         warm_start: None,
     })
@@ -323,7 +329,8 @@ fn passthrough(
 fn lookahead_of(model: &Model, precisions: &Precisions, hides_waits: bool) -> Lookahead {
     let caching = &model.shared.options.caching;
     let shape = model.predict_shape();
-    let predictor = predict::build(model.predictor(), shape.clone(), model.shared.path_table.clone());
+    let path_table = model.shared.source.path_table.as_ref().map(|(_, table)| Arc::clone(table));
+    let predictor = predict::build(model.shared.predictor(), shape.clone(), path_table);
     let prefetcher = Prefetcher::new(prefetch_options(model, precisions), Default::default());
     let governor = match caching.prefetch {
         Prefetch::Auto => Governor::of_prefetching(),
@@ -339,7 +346,7 @@ fn prefetch_options(model: &Model, precisions: &Precisions) -> PrefetchOptions {
     let thresholds = if precisions.is_exact() { Thresholds { t1: 1.0, t2: 1.0 } } else { precisions.thresholds };
     PrefetchOptions {
         thresholds,
-        rule: model.shared.options.caching.prefetch.rule(model.predictor()),
+        rule: model.shared.options.caching.prefetch.rule(model.shared.predictor()),
         ..PrefetchOptions::default()
     }
 }
@@ -351,7 +358,7 @@ fn state_file(model: &Model) -> Option<StateFile> {
         name: report::file_name(model),
         bytes: model.info().tensor_bytes,
         // Low versions may differ between runs or be missing: they are then skipped, or read from their current place.
-        catalog: shared.catalog.fingerprint(),
+        catalog: shared.source.catalog.fingerprint(),
     };
     let path = shared.options.cache_state.as_ref()?;
     Some(StateFile::new(path, mark, shared.options.caching.policy.to_string()))

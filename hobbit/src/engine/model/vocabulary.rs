@@ -4,7 +4,6 @@ use ggml_sys::llama;
 
 use super::Model;
 use crate::engine::error::TokenizeError;
-use crate::engine::ggml::vocabulary::Pieces;
 use hobbit_core::options::Token;
 
 /// Tokens with a meaning of their own; `None` where the vocabulary has no such token.
@@ -50,11 +49,6 @@ impl Model {
         self.shared.raw.piece(token, special)
     }
 
-    /// The text of every token.
-    pub(crate) fn pieces(&self) -> &Pieces {
-        self.shared.pieces.get_or_init(|| Pieces::new(&self.shared.raw, |token| self.is_eog(token)))
-    }
-
     /// Number of tokens in the vocabulary.
     pub fn n_vocab(&self) -> usize {
         self.shared.raw.n_vocab()
@@ -63,28 +57,25 @@ impl Model {
     /// Whether generation ends at this token.
     pub fn is_eog(&self, token: Token) -> bool {
         // SAFETY: the vocabulary lives as long as the model; ids are compared, not used as an index.
-        unsafe { llama::llama_vocab_is_eog(self.vocab(), token) }
+        unsafe { llama::llama_vocab_is_eog(self.shared.raw.vocab(), token) }
     }
 
     /// Whether a token is for templates alone: no text becomes it.
     pub fn is_control(&self, token: Token) -> bool {
         // SAFETY: the vocabulary lives as long as the model; llama.cpp is asked for tokens of the vocabulary only.
-        (0..self.n_vocab() as Token).contains(&token) && unsafe { llama::llama_vocab_is_control(self.vocab(), token) }
+        (0..self.n_vocab() as Token).contains(&token)
+            && unsafe { llama::llama_vocab_is_control(self.shared.raw.vocab(), token) }
     }
 
     /// Whether the model wants a BOS token before a prompt.
     pub fn adds_bos(&self) -> bool {
         // SAFETY: the vocabulary lives as long as the model.
-        unsafe { llama::llama_vocab_get_add_bos(self.vocab()) }
-    }
-
-    pub(crate) fn vocab(&self) -> *const llama::llama_vocab {
-        self.shared.raw.vocab()
+        unsafe { llama::llama_vocab_get_add_bos(self.shared.raw.vocab()) }
     }
 
     /// The vocabulary's special tokens.
     pub fn special_tokens(&self) -> SpecialTokens {
-        let vocab = self.vocab();
+        let vocab = self.shared.raw.vocab();
         let some = |token: Token| (token >= 0).then_some(token);
         // SAFETY: the vocabulary lives as long as the model.
         unsafe {
@@ -111,6 +102,6 @@ impl Model {
     /// The vocabulary's type, as llama.cpp numbers them.
     pub fn vocab_type(&self) -> u32 {
         // SAFETY: the vocabulary lives as long as the model.
-        unsafe { llama::llama_vocab_type(self.vocab()) as u32 }
+        unsafe { llama::llama_vocab_type(self.shared.raw.vocab()) as u32 }
     }
 }

@@ -55,7 +55,7 @@ impl Session {
     pub(super) fn warm_up(&mut self) -> Result<(), EvalError> {
         // SAFETY: the context is live.
         unsafe {
-            let bos = llama::llama_vocab_bos(self.model.vocab());
+            let bos = llama::llama_vocab_bos(self.model.shared.raw.vocab());
             let mut token = [if bos >= 0 { bos } else { 0 }];
             llama::llama_set_warmup(self.sequences.context.as_ptr(), true);
             let result = self.decode(llama::llama_batch_get_one(token.as_mut_ptr(), 1), &[(0, 0)]);
@@ -113,7 +113,7 @@ impl Session {
         }
         calling::forget_router();
         // After a write to a file, the latest reads may come from another model.
-        let mut originals = self.model.shared.originals.iter();
+        let mut originals = self.model.shared.source.originals.iter();
         let written_to = originals.find_map(|original| original.check_unwritten().err());
         let failure = calling::take_failure().or(written_to.map(|error| error.to_string()));
         if code != 0 || failure.is_some() {
@@ -247,7 +247,7 @@ impl Session {
     /// tokens. Those differ from the rules for prompts where results are approximate.
     pub fn decodes_at_once(&self) -> usize {
         let shared = &self.model.shared;
-        let is_exact = shared.precisions.is_exact() && shared.options.routing.is_off();
+        let is_exact = shared.source.precisions.is_exact() && shared.options.routing.is_off();
         if is_exact { usize::MAX } else { hobbit_core::route::DECODE_TOKENS_MAX }
     }
 

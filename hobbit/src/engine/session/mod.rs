@@ -137,7 +137,7 @@ fn prepare(
     let params = llama::llama_context_params { n_ctx: options.n_ctx, ..params };
     let shared = &model.shared;
     if shared.experts.memories().is_none() {
-        shared.needs.check_session(model.gguf(), shared.experts.map(), &shared.options, options)?;
+        shared.placed.needs.check_session(model.gguf(), shared.experts.map(), &shared.options, options)?;
     }
     log::clear_errors();
     // SAFETY: the model is live; params point at the interrupt flag and the hook, which the session keeps.
@@ -152,7 +152,7 @@ fn prepare(
     };
     let mut context = init();
     // An earlier session's experts may hold the memory that this one needs.
-    while context.is_err() && model.make_room_on_devices() {
+    while context.is_err() && model.shared.make_room_on_devices() {
         log::clear_errors();
         context = init();
     }
@@ -170,24 +170,24 @@ impl Session {
         let interrupt = Interrupt::default();
         let mut params = context_params(options, Arc::as_ptr(&interrupt.0));
         params.op_offload = model.shared.options.device.op_offload;
-        let hook = Observed::hook(observer, model.shown());
+        let hook = Observed::hook(observer, model.shared.shown());
         if let Some(hook) = &hook {
             hook.install(&mut params);
         }
         let n_backends = calling::n_backends_made();
-        let (kernels, run_mode) = (model.shared.options.kernels_taken(), model.shared.run_mode);
+        let (kernels, run_mode) = (model.shared.options.kernels_taken(), model.shared.placed.run_mode);
         let gives_back = matches!(run_mode, RunMode::Passthrough { gives_back: true, .. });
         let purpose = Purpose {
             kernels,
             takes_batches: run_mode.is_passthrough(),
             gives_back,
-            pinned_by: model.pins_results(),
+            pinned_by: model.shared.pins_results(),
             phase: Phase::Prompt,
         };
         let earlier = model.shared.experts.memories().as_ref().map(|memories| memories.device_counters());
         let devices_before = earlier.unwrap_or_default();
         let prepare = |n_ctx: u32| prepare(model, &SessionOptions { n_ctx, ..options.clone() }, params, &purpose);
-        let n_ctx = if options.n_ctx == 0 { model.shared.n_ctx } else { options.n_ctx };
+        let n_ctx = if options.n_ctx == 0 { model.shared.placed.n_ctx } else { options.n_ctx };
         let is_fitted = options.n_ctx == 0 && n_ctx_of(model, n_ctx) > CONTEXT_TOKENS_MIN;
         let (n_ctx, (context, description)) = match prepare(n_ctx) {
             // A default context length must not make a budget fail: use the smallest.
@@ -360,14 +360,14 @@ impl Session {
         // SAFETY: the context is live.
         let perf = unsafe { llama::llama_perf_context(self.sequences.context.as_ptr()) };
         Timings {
-            load_ms: self.model.shared.load_time.as_secs_f64() * 1e3,
+            load_ms: self.model.shared.opened.took.as_secs_f64() * 1e3,
             prompt_ms: perf.t_p_eval_ms,
             prompt_tokens: perf.n_p_eval.max(0) as u64,
             eval_ms: perf.t_eval_ms,
             eval_runs: perf.n_eval.max(0) as u64,
             sample_ms: self.sample_ms,
             sample_count: self.sample_count,
-            total_ms: self.model.shared.opened_at.elapsed().as_secs_f64() * 1e3,
+            total_ms: self.model.shared.opened.at.elapsed().as_secs_f64() * 1e3,
             graphs_reused: perf.n_reused.max(0) as u64,
         }
     }

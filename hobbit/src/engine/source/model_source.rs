@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::engine::error::{LowError, OpenError};
@@ -34,7 +35,7 @@ pub(crate) struct ModelSource {
     pub(crate) low_name: Option<String>,
     pub(crate) precisions: Precisions,
     /// The path table and its file; only if the predictor uses it.
-    pub(crate) path_table: Option<(PathBuf, PathTable)>,
+    pub(crate) path_table: Option<(PathBuf, Arc<PathTable>)>,
     /// ‖W‖ of every expert, if the pack has it.
     pub(crate) norms: Vec<LayerNorms>,
 }
@@ -63,7 +64,7 @@ impl ModelSource {
         let wants_paths = options.caching.predictor == Some(PredictorKind::PathTable) && !map.is_empty();
         let path_table = match &options.path_table {
             _ if !wants_paths => None,
-            Some(file) => Some((file.clone(), read_path_table(file)?)),
+            Some(file) => Some((file.clone(), Arc::new(read_path_table(file)?))),
             None => return Err(OpenError::NoPathTable { path: path.to_owned() }),
         };
         let low_path = match &options.low {

@@ -26,7 +26,7 @@ pub(super) fn fixed_costs(
     context: &RawContext,
 ) -> Result<FixedCosts, OpenError> {
     let MemoryUse { weights, kv, compute, mtp, .. } = MemoryUse::of(context)?;
-    let needs = &model.shared.needs;
+    let needs = &model.shared.placed.needs;
     // A dense model is mapped: its resident pages count as weights.
     let process = needs.process_bytes(runtime_bytes(weights, kv));
     let runtime = process + needs.beside(model.shared.experts.map(), options, &model.shared.options) + mtp;

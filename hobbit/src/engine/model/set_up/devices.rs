@@ -33,7 +33,8 @@ pub(super) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(
     let options = &shared.options.device;
     let offloads = |part: &DeviceLayers| part.offloaded.iter().any(|&layer| catalog.layer(layer).is_some());
     let parts: Vec<(&DeviceLayers, Catalog)> = shared
-        .placement
+        .placed
+        .devices
         .iter()
         .map(|part| {
             let mut own = catalog.clone();
@@ -97,7 +98,7 @@ fn tier_of(
     let mut refusals = Vec::new();
     let (plan, cache, memory) = loop {
         let plan = DevicePlan::new(&input)?;
-        let cache = cache_of(&model.division(), catalog, &pools, &plan.pools);
+        let cache = cache_of(&model.shared.division(), catalog, &pools, &plan.pools);
         let classes: Vec<u16> = pools.iter().map(|pool| pool.class).collect();
         let n_staging = plan.staging_slots.max(staging_min);
         match Memory::allocate(dev, catalog, &cache, &classes, n_staging as usize) {
@@ -179,7 +180,7 @@ fn without_experts(part: &DeviceLayers) -> DeviceReport {
 fn balancer(model: &Model) -> Option<Balancer> {
     let mode = HelperMode::from(model.shared.options.device.cpu_helper);
     // The CPU's share depends on its speed.
-    let repeatable = mode == HelperMode::Auto && model.shared.precisions.options.deterministic;
+    let repeatable = mode == HelperMode::Auto && model.shared.source.precisions.options.deterministic;
     if mode == HelperMode::Off || repeatable {
         return None;
     }

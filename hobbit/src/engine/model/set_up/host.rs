@@ -46,14 +46,16 @@ pub(super) fn open_store(
     let conditions = store::Conditions {
         expert_bytes: setup.catalog.stored_bytes().saturating_sub(setup.plan.expert_cache),
         page_cache_bytes_available: limits.budget().map_or(0, |(bytes, _)| bytes.saturating_sub(ours)),
-        direct: shared.originals.iter().try_for_each(|file| match memory.iter_mut().find(|own| own.dev.is_some()) {
-            Some(own) => probe::direct_into(&file.path, &mut own.arena),
-            None => probe::direct(&file.path),
+        direct: shared.source.originals.iter().try_for_each(|file| {
+            match memory.iter_mut().find(|own| own.dev.is_some()) {
+                Some(own) => probe::direct_into(&file.path, &mut own.arena),
+                None => probe::direct(&file.path),
+            }
         }),
         io_uring: probe::io_uring(),
     };
     let choice = choose(shared.options.io, &conditions);
-    let mut store = store::open_originals(choice.kind, &shared.originals)?;
+    let mut store = store::open_originals(choice.kind, &shared.source.originals)?;
     if let Some(wrap) = &shared.wrap_store {
         store = wrap(store);
     }

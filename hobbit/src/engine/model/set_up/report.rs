@@ -23,7 +23,7 @@ pub(super) fn precision(
     let shared = &model.shared;
     let Precisions { mode, thresholds, options, .. } = precisions;
     let n_versions = |precision: Precision| {
-        let layers = shared.catalog.layers.iter();
+        let layers = shared.source.catalog.layers.iter();
         let count =
             |layer: &LayerCatalog| (0..layer.n_expert).filter(|&i| layer.source(i, precision).is_some()).count();
         layers.map(count).sum::<usize>() as u64
@@ -34,9 +34,9 @@ pub(super) fn precision(
         slots,
         experts: n_versions(precision),
     };
-    let low = shared.low_name.as_ref().map(|source| LowReport {
+    let low = shared.source.low_name.as_ref().map(|source| LowReport {
         source: source.clone(),
-        versions: versions(&shared.catalog, Precision::Low, plan.n_low_slots),
+        versions: versions(&shared.source.catalog, Precision::Low, plan.n_low_slots),
         cache_bytes: plan.low_cache,
     });
     PrecisionReport {
@@ -100,7 +100,7 @@ pub(super) fn trace_header(
         },
         settings: trace::Settings {
             policy: options.caching.policy.to_string(),
-            predictor: model.predictor().to_string(),
+            predictor: model.shared.predictor().to_string(),
             prefetch: options.caching.prefetch.to_string(),
             distance: options.caching.distance,
             mode: mode.to_string(),

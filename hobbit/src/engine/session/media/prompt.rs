@@ -207,7 +207,7 @@ impl Projector {
             }
         }
         // SAFETY: the vocabulary lives as long as the model.
-        if add_special && unsafe { llama::llama_vocab_get_add_eos(model.vocab()) } {
+        if add_special && unsafe { llama::llama_vocab_get_add_eos(model.shared.raw.vocab()) } {
             tokens.extend(model.special_tokens().eos);
         }
         Ok(MediaPrompt { tokens, chunks: Chunks(chunks.into()) })

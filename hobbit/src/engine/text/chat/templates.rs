@@ -213,7 +213,7 @@ impl Texts {
             Some(template) => (template.to_owned(), String::new()),
             None => (own_template(model, ptr::null()), own_template(model, c"tool_use".as_ptr())),
         };
-        let vocab = model.vocab();
+        let vocab = model.shared.raw.vocab();
         let piece = |token| String::from_utf8_lossy(&model.piece(token, true)).into_owned();
         // SAFETY: the vocabulary lives as long as the model.
         let ask = |of: unsafe extern "C" fn(*const llama_vocab) -> Token| unsafe { of(vocab) };

@@ -125,7 +125,7 @@ pub(super) fn new_link(
     Ok(unsafe {
         match kind {
             SamplerKind::Penalties => shim::hobbit_sampler_init_penalties(
-                llama::llama_vocab_n_tokens(model.vocab()),
+                llama::llama_vocab_n_tokens(model.shared.raw.vocab()),
                 o.repeat_last_n,
                 o.repeat_penalty,
                 o.frequency_penalty,
@@ -154,7 +154,7 @@ pub(super) fn new_link(
             SamplerKind::Temperature => {
                 llama::llama_sampler_init_temp_ext(o.temp, o.dynatemp_range, o.dynatemp_exponent)
             }
-            SamplerKind::Infill => llama::llama_sampler_init_infill(model.vocab()),
+            SamplerKind::Infill => llama::llama_sampler_init_infill(model.shared.raw.vocab()),
             SamplerKind::AdaptiveP => llama::llama_sampler_init_adaptive_p(o.adaptive_target, o.adaptive_decay, o.seed),
         }
     })
@@ -216,7 +216,7 @@ fn logit_bias(model: &Model, options: &SamplingOptions) -> Vec<llama_logit_bias>
     let exclude = |token: Token| llama_logit_bias { token, bias: f32::NEG_INFINITY };
     // SAFETY: the vocabulary lives as long as the model and owns its list of suppressed tokens.
     unsafe {
-        let vocab = model.vocab();
+        let vocab = model.shared.raw.vocab();
         if options.ignore_eos && llama::llama_vocab_eos(vocab) != NO_TOKEN {
             list.extend((0..llama::llama_vocab_n_tokens(vocab)).filter(|&token| model.is_eog(token)).map(exclude));
         }
@@ -305,7 +305,7 @@ impl Budget {
     }
 
     pub(super) fn accept(&mut self, model: &Model, token: Token) {
-        self.recent.push(token, model.pieces().piece(token));
+        self.recent.push(token, model.shared.pieces().piece(token));
         match self.countdown {
             Countdown::Outside => {
                 if self.recent.take(&self.start).is_some() {

@@ -178,7 +178,7 @@ fn begin(
 }
 
 fn candidate(model: &Model, token: Token) -> Candidate<'_> {
-    let pieces = model.pieces();
+    let pieces = model.shared.pieces();
     Candidate { id: token as u32, piece: pieces.piece(token), is_end: pieces.is_end(token) }
 }
 
@@ -199,8 +199,9 @@ fn parsed(model: &Model, text: &str) -> Result<Rules, SamplerError> {
     let mut rules: Vec<Vec<Element>> = Vec::new();
     log::clear_errors();
     // SAFETY: the vocabulary is live, the text NUL-terminated; the callback gets the vector that it expects.
-    let root: c_int =
-        unsafe { shim::hobbit_grammar_parse(model.vocab(), text.as_ptr(), Some(add), (&raw mut rules).cast()) };
+    let root: c_int = unsafe {
+        shim::hobbit_grammar_parse(model.shared.raw.vocab(), text.as_ptr(), Some(add), (&raw mut rules).cast())
+    };
     match u32::try_from(root) {
         Ok(root) => Rules::new(&rules, root).map_err(SamplerError::Grammar),
         Err(_) if root == -2 => Err(SamplerError::Grammar("grammar does not contain a 'root' symbol".into())),
