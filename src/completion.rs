@@ -22,7 +22,7 @@ use hobbit::engine::MediaPrompt;
 /// Continues a text by at most `predict` tokens at a time.
 pub fn run(desk: &mut Desk, prompt: &Bytes, predict: Option<usize>) -> Result<End> {
     let args = desk.args;
-    let attached = media::read_all(desk, &args.attached)?;
+    let attached = media::read_all(desk, &args.input.attached)?;
     let text = match attached.len() {
         0 => prompt.0.clone(),
         n => media::placed(String::from_utf8_lossy(&prompt.0).into_owned(), n).into_bytes(),
@@ -32,7 +32,7 @@ pub fn run(desk: &mut Desk, prompt: &Bytes, predict: Option<usize>) -> Result<En
     if let Some(error) = too_long("prompt", prompt.n_cells(), desk.session.n_ctx()) {
         bail!(error);
     }
-    if args.typed.display_prompt.0 {
+    if args.input.flags.display_prompt.0 {
         let text = desk.text_of(&prompt.tokens);
         desk.screen.print(Voice::Prompt, &text)?;
     }
@@ -69,14 +69,14 @@ pub fn run(desk: &mut Desk, prompt: &Bytes, predict: Option<usize>) -> Result<En
 
 /// The user's input between its affixes; `None` at the end of input. Ctrl-C here ends the program.
 fn ask(desk: &mut Desk, keyboard: &mut Keyboard) -> Result<Option<Vec<Token>>> {
-    let affixes = &desk.args.affixes;
+    let affixes = &desk.args.input.affixes;
     let typed = match keyboard.ask(&affixes.prefix, &mut desk.screen, desk.ctrl_c)? {
         Answer::Text(typed) => typed,
         Answer::End => return Ok(None),
         Answer::Interrupted => return Err(Interrupted.into()),
     };
     desk.screen.print(Voice::Model, &affixes.suffix)?;
-    let typed = if desk.args.typed.text.escape.0 { unescape(typed.as_bytes()) } else { typed.into_bytes() };
+    let typed = if desk.args.input.flags.text.escape.0 { unescape(typed.as_bytes()) } else { typed.into_bytes() };
     let mut tokens = desk.model.tokenize(&affixes.prefix, affixes.bos, true)?;
     tokens.extend(desk.model.tokenize(&typed, false, false)?);
     tokens.extend(desk.model.tokenize(&affixes.suffix, false, true)?);
@@ -89,21 +89,21 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The text to continue, and the number of tokens to generate; `None`: until the model or the context ends. Without a
 /// text on the command line, the standard input is read, unless it is a terminal or the run is a conversation.
 pub fn text(args: &HiArgs, around: &dyn Surroundings, log: &Log, ctrl_c: &CtrlC) -> Result<(Bytes, Option<usize>)> {
-    if let Some(prompt) = &args.prompt {
-        return Ok((prompt.clone(), args.predict));
+    if let Some(prompt) = &args.input.prompt {
+        return Ok((prompt.clone(), args.input.predict));
     }
     if args.chat.interactive.0 || around.is_typed_in() {
-        return Ok((Bytes::default(), args.predict));
+        return Ok((Bytes::default(), args.input.predict));
     }
     let found = if around.has_input() { read_patiently(log, ctrl_c)? } else { Vec::new() };
     if !found.is_empty() {
-        return Ok((as_typed(found, args.typed.text.escape.0), args.predict));
+        return Ok((as_typed(found, args.input.flags.text.escape.0), args.input.predict));
     }
     if !args.run.is_demo {
         bail!("the standard input is empty, expected a prompt there; give a text with -p, or a file with -f");
     }
     log.line(Level::Warning, "warning: the standard input is empty: the demo model continues its own text");
-    Ok((Bytes(demo::PROMPT.into()), args.demo_predict))
+    Ok((Bytes(demo::PROMPT.into()), args.input.demo_predict))
 }
 
 /// Reads the standard input, handles signals meanwhile, and prints a notice if no input arrives for a while.

@@ -94,12 +94,12 @@ pub fn run(desk: &mut Desk) -> Result<End> {
     let mut talk = Conversation::begin(desk)?;
     let history = args.chat.history.0.then(|| console::history(|name| std::env::var_os(name))).flatten();
     let mut keyboard = Keyboard::new(args.output.simple_io.0, args.chat.multiline_input.0, history);
-    let mut given = args.prompt.as_ref().map(|prompt| text_of(&prompt.0, "the prompt", desk));
+    let mut given = args.input.prompt.as_ref().map(|prompt| text_of(&prompt.0, "the prompt", desk));
     if std::io::stdin().is_terminal() && (given.is_none() || !args.chat.single_turn.0) {
         let line = "hobbit: conversation; Ctrl-C stops an answer, /help lists commands, /exit ends";
         desk.log.line(Level::Info, line);
     }
-    let mut attached = Attached { text: String::new(), media: media::read_all(desk, &args.attached)? };
+    let mut attached = Attached { text: String::new(), media: media::read_all(desk, &args.input.attached)? };
     if let Some(text) = given.take() {
         given = Some(media::placed(text, attached.media.len()));
     } else {
@@ -110,7 +110,7 @@ pub fn run(desk: &mut Desk) -> Result<End> {
         let mut echo = None;
         let message = match given.take() {
             Some(message) => {
-                echo = args.typed.display_prompt.0.then(|| format!("{PROMPT}{message}\n"));
+                echo = args.input.flags.display_prompt.0.then(|| format!("{PROMPT}{message}\n"));
                 Input::Message(message)
             }
             None => match keyboard.ask(PROMPT, &mut desk.screen, desk.ctrl_c)? {
@@ -243,7 +243,8 @@ impl Conversation {
         let wrong = || format!("{}: expected {{\"messages\": [{{\"role\", \"content\"}}, ...]}}", path.display());
         let Saved { messages } = serde_json::from_slice(&read(&path.to_string_lossy())?).with_context(wrong)?;
         self.messages = messages;
-        self.system = self.messages.first().filter(|own| own.role == Role::System).map(|own| own.content.clone());
+        self.system =
+            self.messages.first().filter(|message| message.role == Role::System).map(|message| message.content.clone());
         self.n_answers = 0;
         Ok(self.messages.len())
     }
@@ -301,7 +302,7 @@ impl Conversation {
         let parser = Some(prompt.parser).filter(|_| keeps_tags && !desk.args.reasoning.skip_parsing);
         let reading = Reading { parser, keeps_tags, stops: prompt.additional_stops };
         let before = desk.session.stats().decode;
-        let spoken = match desk.speak(&all.rest(common), desk.args.predict, &reading) {
+        let spoken = match desk.speak(&all.rest(common), desk.args.input.predict, &reading) {
             Ok(spoken) => spoken,
             Err(error) if matches!(error.downcast_ref(), Some(EvalError::ContextFull { .. })) => {
                 desk.log.line(Level::Error, format!("error: {}; {}", in_words(&error), room(desk)));
@@ -352,7 +353,7 @@ impl Conversation {
     /// answer: whole turns, only with `--context-shift`, and never the last message.
     fn fitting(&self, desk: &Desk) -> Result<(Written, usize)> {
         let n_ctx = desk.session.n_ctx() as usize;
-        let room = desk.args.predict.unwrap_or(usize::MAX).min(n_ctx / 4);
+        let room = desk.args.input.predict.unwrap_or(usize::MAX).min(n_ctx / 4);
         let mut wanted = self.written(&self.messages, desk)?;
         let first = self.first_turn();
         let turns = (first + 1..self.messages.len()).filter(|&at| self.messages[at].role == Role::User);

@@ -31,13 +31,26 @@ pub struct HiArgs {
     /// applies.
     pub json_schema: Option<String>,
     pub reasoning: Reasoning,
-    /// Text to continue, or the first message. Usually UTF-8, but llama.cpp takes any bytes.
-    pub prompt: Option<Bytes>,
-    pub prompt_cache: Option<PromptCacheOptions>,
     /// The encoder of images and sound.
     pub projector: Option<ProjectorOptions>,
+    pub input: UserInput,
+    /// The files of the system prompt and the template were read; `-if` is `-i` too.
+    pub chat: ChatArgs,
+    pub output: OutputArgs,
+    pub colour: bool,
+    /// Files read for these settings, with their flags.
+    pub read: Vec<(&'static str, PathBuf)>,
+}
+
+/// What the user gives to the model, and how far it answers.
+#[derive(Debug)]
+pub struct UserInput {
+    /// Text to continue, or the first message. Usually UTF-8, but llama.cpp takes any bytes.
+    pub prompt: Option<Bytes>,
+    pub cache: Option<PromptCacheOptions>,
     /// Files of images and sound for the prompt.
     pub attached: Vec<PathBuf>,
+    pub affixes: Affixes,
     /// Tokens to generate at once; `None` until the model or the context ends.
     pub predict: Option<usize>,
     /// `predict` of the demo model when it continues its own text.
@@ -45,14 +58,7 @@ pub struct HiArgs {
     /// Texts at which generation stops.
     pub stops: Vec<String>,
     /// Other flags of the prompt. Escapes are processed in input, too.
-    pub typed: PromptArgs,
-    /// The files of the system prompt and the template were read; `-if` is `-i` too.
-    pub chat: ChatArgs,
-    pub affixes: Affixes,
-    pub output: OutputArgs,
-    pub colour: bool,
-    /// Files read for these settings, with their flags.
-    pub read: Vec<(&'static str, PathBuf)>,
+    pub flags: PromptArgs,
 }
 
 /// A model, and the session that it runs in.
@@ -148,7 +154,7 @@ impl HiArgs {
         let until_full = predict == Some(-2);
         let escape = low.prompt.text.escape.0;
         let speculation = low.speculation.options();
-        let n_drafts = speculation.as_ref().map_or(0, |own| own.n_max);
+        let n_drafts = speculation.as_ref().map_or(0, |drafts| drafts.n_max);
         let mut run = Run::new(&low.run, around, |session| {
             session.context_shift &= !until_full;
             // Each draft's logits are wanted, and those of the token before.
@@ -170,20 +176,22 @@ impl HiArgs {
             speculation,
             json_schema: json_schema.map(|(_, schema)| schema),
             reasoning: Reasoning::new(low.reasoning),
-            prompt,
-            prompt_cache,
             projector,
-            attached: [low.attached.image, low.attached.audio].concat(),
-            predict: predict.and_then(|n| usize::try_from(n).ok()),
-            demo_predict: usize::try_from(demo_predict).ok(),
-            stops: low.prompt.reverse_prompt.iter().map(|stop| text(stop, escape, "-r")).collect::<Result<_>>()?,
-            affixes: Affixes {
-                prefix: text(low.chat.in_prefix.as_deref().unwrap_or_default(), escape, "--in-prefix")?,
-                suffix: text(low.chat.in_suffix.as_deref().unwrap_or_default(), escape, "--in-suffix")?,
-                bos: low.chat.in_prefix_bos.0,
-                given: low.chat.in_prefix.is_some() || low.chat.in_suffix.is_some() || low.chat.in_prefix_bos.0,
+            input: UserInput {
+                prompt,
+                cache: prompt_cache,
+                attached: [low.attached.image, low.attached.audio].concat(),
+                affixes: Affixes {
+                    prefix: text(low.chat.in_prefix.as_deref().unwrap_or_default(), escape, "--in-prefix")?,
+                    suffix: text(low.chat.in_suffix.as_deref().unwrap_or_default(), escape, "--in-suffix")?,
+                    bos: low.chat.in_prefix_bos.0,
+                    given: low.chat.in_prefix.is_some() || low.chat.in_suffix.is_some() || low.chat.in_prefix_bos.0,
+                },
+                predict: predict.and_then(|n| usize::try_from(n).ok()),
+                demo_predict: usize::try_from(demo_predict).ok(),
+                stops: low.prompt.reverse_prompt.iter().map(|stop| text(stop, escape, "-r")).collect::<Result<_>>()?,
+                flags: low.prompt,
             },
-            typed: low.prompt,
             colour: match low.output.color {
                 Tri::On => true,
                 Tri::Off => false,
@@ -197,7 +205,7 @@ impl HiArgs {
 
     /// Checks that no output overwrites an input or a file of another kind.
     pub fn check_outputs(&self) -> Result<(), OutputError> {
-        let cache = self.prompt_cache.as_ref().filter(|cache| !cache.is_read_only).map(|cache| cache.path.clone());
+        let cache = self.input.cache.as_ref().filter(|cache| !cache.is_read_only).map(|cache| cache.path.clone());
         let written = [
             ("--log-file", &self.output.log.log_file, Kind::Log),
             ("--stats-json", &self.output.stats_json, Kind::Json),
@@ -210,7 +218,7 @@ impl HiArgs {
     pub fn converses(&self, model_has_template: bool) -> bool {
         let wanted = self.chat.conversation.map(|switch| switch.0);
         let has_template = model_has_template || self.chat.template.chat_template.is_some();
-        !self.affixes.given && wanted.unwrap_or(has_template && !self.chat.interactive.0)
+        !self.input.affixes.given && wanted.unwrap_or(has_template && !self.chat.interactive.0)
     }
 }
 

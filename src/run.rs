@@ -81,7 +81,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let has_template = model.info().chat_template.is_some();
     let given = if args.converses(has_template) { None } else { Some(completion::text(args, &Process, log, &ctrl_c)?) };
     // A single prompt goes back to nothing, unless a file keeps its state.
-    let goes_back = args.prompt_cache.is_some() || given.is_none() && !args.chat.single_turn.0;
+    let goes_back = args.input.cache.is_some() || given.is_none() && !args.chat.single_turn.0;
     let checkpoints = if goes_back { args.run.session_options.checkpoints } else { 0 };
     let session_options = SessionOptions { checkpoints, ..args.run.session_options.clone() };
     let session = ctrl_c.during(|| model.session(&session_options));
@@ -104,7 +104,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         let scales: Vec<f32> = model.adapters().map(|adapter| adapter.scale).collect();
         saved::mark_with(saved::mark(&model, &args.run.model_options, &args.run.session_options), &scales)
     };
-    let cache = args.prompt_cache.as_ref().map(|cache| PromptCache::new(cache, mark()));
+    let cache = args.input.cache.as_ref().map(|cache| PromptCache::new(cache, mark()));
     if cache.as_ref().is_some_and(PromptCache::keeps_all) && (given.is_none() || args.chat.interactive.0) {
         anyhow::bail!("--prompt-cache-all keeps a text that is continued, not a conversation; leave it out");
     }
@@ -314,9 +314,9 @@ pub fn reserve_draft(
     options: ModelOptions,
     session: &SessionOptions,
 ) -> Result<ModelOptions> {
-    let mtp = speculation.is_some_and(|own| own.sources.contains(&DraftSource::DraftMtp));
+    let mtp = speculation.is_some_and(|drafts| drafts.sources.contains(&DraftSource::DraftMtp));
     let options = ModelOptions { mtp, ..options };
-    let Some(draft) = speculation.and_then(|own| own.draft.as_ref()) else { return Ok(options) };
+    let Some(draft) = speculation.and_then(|drafts| drafts.draft.as_ref()) else { return Ok(options) };
     let bytes = hobbit::engine::draft_bytes(draft, session).context("-md")?;
     Ok(ModelOptions { reserved_bytes: options.reserved_bytes.saturating_add(bytes), ..options })
 }

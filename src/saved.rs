@@ -88,10 +88,12 @@ pub fn write(
     check_is_file(path)?;
     // The state and the checkpoints are written from where they are: they may take gigabytes.
     let token_bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
-    let header =
-        |own: &Checkpoint| le_bytes(&[own.n_tokens as u64, u64::from(own.is_boundary), own.state.len() as u64]);
+    let header = |checkpoint: &Checkpoint| {
+        le_bytes(&[checkpoint.n_tokens as u64, u64::from(checkpoint.is_boundary), checkpoint.state.len() as u64])
+    };
     let headers: Vec<Vec<u8>> = checkpoints.iter().map(header).collect();
-    let checkpoints = headers.iter().zip(checkpoints).flat_map(|(header, own)| [&header[..], &own.state[..]]);
+    let checkpoints =
+        headers.iter().zip(checkpoints).flat_map(|(header, checkpoint)| [&header[..], &checkpoint.state[..]]);
     let data: Vec<&[u8]> = [&token_bytes[..], state].into_iter().chain(checkpoints).collect();
     let mut sum = Xxh3::new();
     data.iter().for_each(|part| sum.update(part));
@@ -117,7 +119,7 @@ pub fn read(path: &Path, mark: u64) -> Result<(Saved, u64), String> {
 /// Opens a saved sequence and checks its header.
 ///
 /// # Errors
-/// As [`read`].
+/// The reason why the file cannot be used.
 pub fn open(path: &Path, mark: u64) -> Result<SavedFile, String> {
     let failed = |error: Error| error.to_string();
     check_is_file(path).map_err(failed)?;
@@ -174,7 +176,7 @@ impl SavedFile {
     /// Reads the sequence.
     ///
     /// # Errors
-    /// As [`read`].
+    /// The reason why the file cannot be used.
     pub fn read(mut self) -> Result<Saved, String> {
         let tokens = self.next(4 * self.n_tokens)?;
         let tokens = tokens.chunks_exact(4).map(|four| Token::from_le_bytes([four[0], four[1], four[2], four[3]]));

@@ -136,7 +136,7 @@ impl Desk<'_> {
             cache.keep_prompt(&mut self.session, tokens)?;
         }
         let mut decoder = Utf8Decoder::default();
-        let mut matcher = StopMatcher::new(&[&self.args.stops[..], &reading.stops].concat());
+        let mut matcher = StopMatcher::new(&[&self.args.input.stops[..], &reading.stops].concat());
         let mut reader = Reader::new(reading.parser.clone())?;
         let preserved = if reading.keeps_tags { self.sampler.preserved_tokens().to_vec() } else { Vec::new() };
         let mut generation = self.session.generate(&mut self.sampler, limit);
@@ -149,7 +149,7 @@ impl Desk<'_> {
             reader.push(&text, stop.is_some(), &mut self.screen, self.log)?;
             if let Some(stop) = stop {
                 // A stop text of the template's does not open the user's turn.
-                let is_users = self.args.stops.contains(&stop);
+                let is_users = self.args.input.stops.contains(&stop);
                 (spoken.text, spoken.reasoning) = reader.finish();
                 let end = if is_users { End::Stopped } else { End::Eog };
                 return Ok(Spoken { stop: is_users.then_some(stop), end, ..spoken });
@@ -180,7 +180,7 @@ impl Desk<'_> {
 
     /// For `--verbose-prompt`: every token with its text.
     pub fn explain(&self, tokens: &[Token]) {
-        if !self.args.typed.verbose_prompt.0 {
+        if !self.args.input.flags.verbose_prompt.0 {
             return;
         }
         self.log.line(Level::Info, format!("prompt of {} tokens:", tokens.len()));

@@ -26,7 +26,7 @@ pub struct Unsupported {
 
 /// The flag of that name, if one of those programs has it.
 pub fn find(name: &str) -> Option<&'static Unsupported> {
-    FLAGS.iter().find(|flag| flag.names.split(' ').any(|own| own == name))
+    FLAGS.iter().find(|flag| flag.names.split(' ').any(|spelling| spelling == name))
 }
 
 const fn refused(names: &'static str, values: usize, why: &'static str) -> Unsupported {

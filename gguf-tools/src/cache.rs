@@ -7,13 +7,14 @@ use anyhow::{Context, Error, Result, bail};
 use hobbit_common::download;
 use hobbit_common::exit::in_words;
 use hobbit_common::hub::kept::{self, Kept};
-use hobbit_common::hub::{Given, Places, Source, Token};
+use hobbit_common::hub::{Given, Places, Source, TokenArgs};
 use hobbit_common::output::tell;
 use hobbit_core::units::Bytes;
 use indicatif::HumanDuration;
 use serde_json::{Value, json};
 
 use crate::inspect;
+use crate::shared::JsonArgs;
 
 /// Bytes of a file that have its header, with a large vocabulary.
 const HEADER_BYTES: u64 = 24 << 20;
@@ -24,17 +25,15 @@ pub struct PullArgs {
     /// Repository, as for -hf; without QUANT it is Q4_K_M, else Q8_0, else the first
     #[arg(value_name = "USER/REPO[:QUANT]")]
     model: String,
-    /// Token for private and gated repositories (default: the one that `hf auth login` keeps)
-    #[arg(long, value_name = "TOKEN", env = "HF_TOKEN", hide_env_values = true, value_parser = Token::typed)]
-    hf_token: Option<Token>,
+    #[command(flatten)]
+    token: TokenArgs,
 }
 
 /// Arguments of `list`.
 #[derive(Debug, clap::Args)]
 pub struct ListArgs {
-    /// Print JSON (sizes in bytes, times in seconds since 1970)
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArgs,
 }
 
 /// Arguments of `rm`.
@@ -50,7 +49,7 @@ pub struct RmArgs {
 /// # Errors
 /// The model cannot be fetched. Without a forecast it is fetched all the same.
 pub fn pull(args: &PullArgs) -> Result<()> {
-    let places = download::places(Given { token: args.hf_token.clone(), offline: false })?;
+    let places = download::places(Given { token: args.token.hf_token.clone(), offline: false })?;
     let source = Source::repo(&args.model, None).map_err(Error::msg)?;
     if let Err(error) = forecast(&source, &places) {
         tell(format_args!("no forecast: {}", in_words(&error)));
@@ -78,18 +77,17 @@ fn forecast(source: &Source, places: &Places) -> Result<()> {
 pub fn list(args: &ListArgs) -> Result<()> {
     let found = kept::list(&download::places(Given::default())?);
     let mut out = io::stdout();
-    if args.json {
+    if args.json.json {
         let seconds = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let of =
-            |own: &Kept| json!({"name": own.name, "files": own.files, "bytes": own.bytes, "used": seconds(own.used)});
+        let of = |kept: &Kept| json!({"name": kept.name, "files": kept.files, "bytes": kept.bytes, "used": seconds(kept.used)});
         let all: Vec<Value> = found.iter().map(of).collect();
         writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
         return Ok(());
     }
-    let width = found.iter().map(|own| own.name.len()).max().unwrap_or(0);
-    for own in &found {
-        let ago = HumanDuration(own.used.elapsed().unwrap_or_default());
-        writeln!(out, "{:width$}  {:>10}  read {ago} ago", own.name, Bytes(own.bytes).to_string())?;
+    let width = found.iter().map(|kept| kept.name.len()).max().unwrap_or(0);
+    for model in &found {
+        let ago = HumanDuration(model.used.elapsed().unwrap_or_default());
+        writeln!(out, "{:width$}  {:>10}  read {ago} ago", model.name, Bytes(model.bytes).to_string())?;
     }
     if found.is_empty() {
         tell("no downloaded models; gguf-tools pull USER/REPO downloads one");
@@ -104,8 +102,8 @@ pub fn list(args: &ListArgs) -> Result<()> {
 pub fn rm(args: &RmArgs) -> Result<()> {
     let places = download::places(Given::default())?;
     let found = kept::list(&places);
-    let Some(own) = found.iter().find(|own| own.name == args.model) else {
-        let names: Vec<&str> = found.iter().map(|own| own.name.as_str()).collect();
+    let Some(model) = found.iter().find(|model| model.name == args.model) else {
+        let names: Vec<&str> = found.iter().map(|kept| kept.name.as_str()).collect();
         let others = if names.is_empty() {
             "nothing is downloaded".to_owned()
         } else {
@@ -113,8 +111,8 @@ pub fn rm(args: &RmArgs) -> Result<()> {
         };
         bail!("'{}' is not in {}; {others}", args.model, places.hub.display());
     };
-    let kept = kept::remove(own, &places).with_context(|| format!("removing '{}'", own.name))?;
-    writeln!(io::stdout(), "removed {} ({})", own.name, Bytes(own.bytes - kept.min(own.bytes)))?;
+    let kept = kept::remove(model, &places).with_context(|| format!("removing '{}'", model.name))?;
+    writeln!(io::stdout(), "removed {} ({})", model.name, Bytes(model.bytes - kept.min(model.bytes)))?;
     if kept > 0 {
         tell(format_args!("{} stay on the disk: another snapshot in the cache uses the same files", Bytes(kept)));
     }

@@ -5,7 +5,6 @@ mod pack;
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -15,15 +14,16 @@ use hobbit_core::pack::{Pack, slice_name};
 use hobbit_core::units::{Bytes, Percent};
 use serde::Serialize;
 
+use crate::shared::JsonArgs;
+
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Model; of a split model, any shard
     #[arg(required_unless_present = "shape")]
     file: Option<PathBuf>,
-    /// Print JSON (sizes in bytes) instead of tables
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArgs,
     #[command(flatten)]
     forecast: forecast::Args,
 }
@@ -46,13 +46,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     let file = args.file.context("give a file, or --forecast --shape NAME")?;
     let gguf = Gguf::open(&file)?;
-    let text = if Pack::is_pack(&gguf) {
-        text(&pack::Report::of(&Pack::open(&file)?), args.json)?
+    if Pack::is_pack(&gguf) {
+        args.json.print(&pack::Report::of(&Pack::open(&file)?))
     } else {
-        text(&Report::of(&gguf)?, args.json)?
-    };
-    io::stdout().write_all(text.as_bytes())?;
-    Ok(())
+        args.json.print(&Report::of(&gguf)?)
+    }
 }
 
 /// Prints the forecast of a file, or of the beginning of one, on this machine.
@@ -68,10 +66,6 @@ pub fn predict(file: PathBuf) -> anyhow::Result<()> {
 /// `3`, or `3-7`.
 fn range(first: u64, last: u64) -> String {
     if first == last { first.to_string() } else { format!("{first}-{last}") }
-}
-
-fn text(report: &(impl Serialize + fmt::Display), json: bool) -> anyhow::Result<String> {
-    Ok(if json { serde_json::to_string_pretty(report)? + "\n" } else { report.to_string() })
 }
 
 #[derive(Debug, Serialize)]

@@ -13,7 +13,7 @@ use hobbit_core::pack::imatrix::Imatrix;
 use hobbit_core::pack::{self, Pack, PackKind, PackSpec, Progress, Stage, TypeChoice};
 use hobbit_core::units::Bytes;
 
-use crate::shared::{Bar, check_files, threads};
+use crate::shared::{Bar, ThreadsArgs, check_files};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Types are ggml's: q2_k, q3_k, q4_k, q8_0, f16 and so on.\n\n\
@@ -40,9 +40,8 @@ pub struct Args {
     /// Importance matrix made by llama-imatrix, in its GGUF format
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
-    /// Number of threads [default: one per core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: ThreadsArgs,
     /// Only low-precision versions, to be used beside the model: hobbit-cli --low FILE
     #[arg(long, requires = "low", conflicts_with = "high")]
     only_low: bool,
@@ -100,7 +99,7 @@ fn spec<'a>(args: &Args, imatrix: Option<&'a Imatrix>) -> anyhow::Result<PackSpe
         bit_planes: args.bit_planes,
         thresholds,
         importance: imatrix,
-        threads: threads(args.threads),
+        threads: args.threads.count(),
         force: args.force,
         ..PackSpec::new(if args.only_low { PackKind::Low } else { PackKind::Full })
     })

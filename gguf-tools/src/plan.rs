@@ -12,14 +12,12 @@ use hobbit_core::files::Kind;
 use hobbit_core::gguf::Catalog;
 use hobbit_core::plan::ExpertCache;
 use hobbit_core::profile::planner::{self, LayerCurve};
-use hobbit_core::profile::{
-    Loss, ModelId, PLAN_FORMAT, PLAN_VERSION, PlanOutcome, PlannedLayer, TextId, Uses, VirtualPlan,
-};
+use hobbit_core::profile::{Loss, ModelId, PLAN_FORMAT, PLAN_VERSION, PlanOutcome, PlannedLayer, Uses, VirtualPlan};
 use hobbit_core::units::{Bytes, Percent};
 
 use crate::profile::norms;
 use crate::profile::text::{self, Runner, Text};
-use crate::shared::{Opened, RunArgs, check_files, emit, quiet_llama_cpp, threads as threads_of};
+use crate::shared::{Opened, RunArgs, check_files, emit, quiet_llama_cpp};
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -68,9 +66,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let (gguf, map, catalog) = (&opened.gguf, &opened.map, &opened.catalog);
     let model = Model::open(&args.file, &options(&args, RoutingOptions::default()))?;
     let n_used = u16::try_from(model.info().n_expert_used).unwrap_or(u16::MAX);
-    let context = (run.context as usize).min((model.info().n_ctx_train as usize).max(2 * text::WARM_UP));
+    let context = run.context_for(&model);
     let text = Text::read(&args.text, &model, args.tokens as usize, context)?;
-    let threads = run.threads.map(i32::from);
+    let threads = run.threads.asked();
     let (perplexity, uses) = text::observe(model, &text, context, threads, None)?;
 
     let all = catalog.layers.iter().map(|layer| slot_bytes(catalog, layer.layer) * u64::from(layer.n_expert)).sum();
@@ -92,23 +90,18 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         format: PLAN_FORMAT.to_owned(),
         version: PLAN_VERSION,
         model: Some(ModelId::of(gguf, map)),
-        text: Some(TextId {
-            file: args.text.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            tokens: text.n_tokens(),
-            context: context as u32,
-            perplexity,
-        }),
+        text: Some(text.id(&args.text, context, perplexity)),
         planner: Some("hull".to_owned()),
         layers: layers.map(layer).collect(),
         // A pack's experts do not lie where the map of its plain model says.
-        norms: if opened.is_pack() { Vec::new() } else { norms::of(gguf, map, threads_of(run.threads))? },
+        norms: if opened.is_pack() { Vec::new() } else { norms::of(gguf, map, run.threads.count())? },
         predicted: outcome(planner::loss(&curves, &experts), None),
         measured: outcome(measured.kl(), Some(measured.log_increase().exp_m1())),
     };
     let json = plan.to_json();
     let even_kl = planner::loss(&curves, &even(&curves, budget));
     let report = Report { plan: &plan, curves: &curves, even_kl };
-    emit(run.output.as_deref(), run.json, json, report)
+    emit(run.output.as_deref(), run.json.json, json, report)
 }
 
 /// Bytes of a layer's slots, which hold its largest expert.

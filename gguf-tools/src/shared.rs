@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context, ensure};
+use hobbit::Model;
 use hobbit_common::signals::{self, Signal};
 use hobbit_core::files::{self, Input, Kind, Output};
 use hobbit_core::gguf::{Catalog, ExpertMap, GgmlType, Gguf, shards_by_name};
@@ -14,6 +15,9 @@ use hobbit_core::pack::Pack;
 use hobbit_core::plan::Budget;
 use hobbit_core::units::{KIB, parse_bytes, parse_percent};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+use crate::profile::text::WARM_UP;
 
 /// A progress bar on standard error; hidden by indicatif if that is not a terminal. The first signal asks the work to
 /// stop, the second ends the process.
@@ -146,20 +150,62 @@ pub struct RunArgs {
     /// Memory for everything
     #[arg(long, value_name = "SIZE|auto", default_value = "auto")]
     pub mem_budget: Budget,
-    /// Number of threads [default: one per core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub threads: Option<u16>,
+    #[command(flatten)]
+    pub threads: ThreadsArgs,
     /// Write the result to a file
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Print the result as JSON instead of a table
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+impl RunArgs {
+    /// Tokens of a piece for this model: no more than it was trained with.
+    pub fn context_for(&self, model: &Model) -> usize {
+        (self.context as usize).min((model.info().n_ctx_train as usize).max(2 * WARM_UP))
+    }
+}
+
+/// The flag for a number of threads.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct ThreadsArgs {
+    /// Number of threads [default: one per core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+}
+
+impl ThreadsArgs {
+    /// The number asked for; `None` leaves it to the session.
+    pub fn asked(self) -> Option<i32> {
+        self.threads.map(i32::from)
+    }
+
+    /// The number asked for, or one per core.
+    pub fn count(self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        self.threads.map_or_else(cores, usize::from)
+    }
+}
+
+/// The flag for results as JSON.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct JsonArgs {
+    /// Print JSON (sizes in bytes, dates in seconds since 1970)
     #[arg(long)]
     pub json: bool,
 }
 
-/// The number of threads asked for, or one per core.
-pub fn threads(asked: Option<u16>) -> usize {
-    asked.map(usize::from).or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1)
+impl JsonArgs {
+    /// Prints a report, as JSON or for people.
+    pub fn print(self, report: &(impl Serialize + Display)) -> anyhow::Result<()> {
+        let text = if self.json { serde_json::to_string_pretty(report)? + "\n" } else { report.to_string() };
+        Ok(io::stdout().write_all(text.as_bytes())?)
+    }
+}
+
+/// A file's name, without its directories.
+pub fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// `2.5%` or `2.5`, as a share.

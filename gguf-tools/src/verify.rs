@@ -3,7 +3,7 @@
 //! Opening checks structure and extents, and gguf-rs reads the header a second time; then llama.cpp's own check reads
 //! every block of every tensor, as `--check-tensors` does. Every byte of an expert pack must have its checksum.
 
-use std::io::{self, Write as _};
+use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, ensure};
@@ -13,15 +13,14 @@ use hobbit_core::units::Bytes;
 use serde::Serialize;
 
 use crate::second_reader;
-use crate::shared::Bar;
+use crate::shared::{Bar, JsonArgs};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Model; of a split model, any shard
     file: PathBuf,
-    /// Print JSON instead of lines
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArgs,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -51,14 +50,14 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let report = match report {
         Ok(report) => report,
         Err(error) => {
-            if args.json {
+            if args.json.json {
                 let error = Some(format!("{error:#}"));
-                Report { error, expert_layers: Some(0), ..Report::default() }.print(true)?;
+                args.json.print(&Report { error, expert_layers: Some(0), ..Report::default() })?;
             }
             return Err(error);
         }
     };
-    report.print(args.json)?;
+    args.json.print(&report)?;
     let (n, all) = (report.faults.len(), report.tensors + report.versions.unwrap_or(0));
     ensure!(
         report.ok,
@@ -108,27 +107,23 @@ impl Report {
             ..Self::default()
         })
     }
+}
 
-    fn print(&self, json: bool) -> anyhow::Result<()> {
-        let text = if json { serde_json::to_string_pretty(self)? + "\n" } else { self.lines() };
-        Ok(io::stdout().write_all(text.as_bytes())?)
-    }
-
-    fn lines(&self) -> String {
-        let mut text: String = self.notes.iter().map(|note| format!("note: {note}\n")).collect();
-        text.extend(self.faults.iter().map(|fault| format!("{}: {fault}\n", self.files[0].display())));
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.notes.iter().try_for_each(|note| writeln!(f, "note: {note}"))?;
+        self.faults.iter().try_for_each(|fault| writeln!(f, "{}: {fault}", self.files[0].display()))?;
         let (tensors, size, layers) = (self.tensors, Bytes(self.bytes), self.expert_layers.unwrap_or(0));
-        text += &match (self.ok, self.pack) {
-            (false, _) => String::new(),
+        match (self.ok, self.pack) {
+            (false, _) => Ok(()),
             (true, Some(kind)) => {
                 let versions = self.versions.unwrap_or(0);
-                format!("ok: {} pack, {tensors} tensors, {versions} records, {size}\n", kind.name())
+                writeln!(f, "ok: {} pack, {tensors} tensors, {versions} records, {size}", kind.name())
             }
             (true, None) => {
                 let n_files = self.files.len();
-                format!("ok: {n_files} file(s), {tensors} tensors, {size}, {layers} layers with experts\n")
+                writeln!(f, "ok: {n_files} file(s), {tensors} tensors, {size}, {layers} layers with experts")
             }
-        };
-        text
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 use crate::argv::{PAIR, Switch, Tri};
-use crate::hub::{Given, Source, Token};
+use crate::hub::{Given, Source, TokenArgs};
 use hobbit::options::{AdapterOptions, KvOverride, ProjectorOptions, ScaledFile, SessionOptions};
 
 #[derive(Args, Debug)]
@@ -42,9 +42,8 @@ pub struct SourceArgs {
     /// File of that repository, instead of a quant; of a split model, any part
     #[arg(long, value_name = "FILE", env = "LLAMA_ARG_HF_FILE")]
     pub hf_file: Option<String>,
-    /// Token for private and gated repositories (default: the one that `hf auth login` keeps)
-    #[arg(long, value_name = "TOKEN", env = "HF_TOKEN", value_parser = Token::typed)]
-    pub hf_token: Option<Token>,
+    #[command(flatten)]
+    pub token: TokenArgs,
     /// Model at this URL, fetched if it is not here yet
     #[arg(long, value_name = "URL", group = "named_model", env = "LLAMA_ARG_MODEL_URL")]
     pub model_url: Option<String>,
@@ -67,7 +66,7 @@ impl SourceArgs {
 
     /// The places that these flags give.
     pub fn given(&self) -> Given {
-        Given { token: self.hf_token.clone(), offline: self.offline.0 }
+        Given { token: self.token.hf_token.clone(), offline: self.offline.0 }
     }
 }
 

@@ -90,11 +90,11 @@ const HEADINGS: &str = "\
 pub enum List {
     /// Commas separate them.
     Words,
-    /// The same, and numbers may be ranges.
+    /// Commas separate them, and numbers may be ranges.
     Numbers,
-    /// The same; slashes separate the parts of one value, as in llama-bench.
+    /// Commas separate values; slashes the parts of one value, as in llama-bench.
     Slashes,
-    /// The same; semicolons separate the parts of one value.
+    /// Commas separate values; semicolons the parts of one value.
     Semicolons,
     /// A value may contain commas; the flag is repeated.
     Whole,
@@ -130,11 +130,11 @@ pub fn place_in_brief(arg: &Arg) -> Option<usize> {
 /// The place of a flag's heading in `--help`; clap orders headings by their first flag.
 pub fn rank(arg: &Arg) -> usize {
     let heading = arg.get_help_heading().unwrap_or_default();
-    HEADINGS.split(", ").position(|own| heading.starts_with(own)).unwrap_or(1)
+    HEADINGS.split(", ").position(|beginning| heading.starts_with(beginning)).unwrap_or(1)
 }
 
 /// How hobbit-bench reads values of `--long`.
 pub fn list(long: &str) -> List {
-    let has = |(_, flags): &&(List, &str)| flags.split(' ').any(|own| own == long);
+    let has = |(_, flags): &&(List, &str)| flags.split(' ').any(|flag| flag == long);
     LISTS.iter().find(has).map_or(List::Words, |row| row.0)
 }

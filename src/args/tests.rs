@@ -63,7 +63,7 @@ fn hi(line: &str) -> HiArgs {
 }
 
 fn prompt_of(hi: &HiArgs) -> Option<&str> {
-    hi.prompt.as_ref().map(|prompt| std::str::from_utf8(&prompt.0).unwrap())
+    hi.input.prompt.as_ref().map(|prompt| std::str::from_utf8(&prompt.0).unwrap())
 }
 
 /// In clap's spelling.
@@ -79,8 +79,8 @@ fn defaults_are_llama_cpps() {
     let expected = ModelOptions { expects: session.clone(), ..ModelOptions::default() };
     assert_eq!((hi.run.model_options, hi.run.session_options), (expected, session));
     assert_eq!(hi.sampling, SamplingOptions::default());
-    assert_eq!((hi.prompt, hi.predict, hi.chat.conversation), (None, None, None));
-    assert!(hi.typed.display_prompt.0 && hi.typed.text.escape.0 && hi.output.closing.perf.0 && hi.colour);
+    assert_eq!((hi.input.prompt, hi.input.predict, hi.chat.conversation), (None, None, None));
+    assert!(hi.input.flags.display_prompt.0 && hi.input.flags.text.escape.0 && hi.output.closing.perf.0 && hi.colour);
     assert_eq!(hi.output.verbosity(), Verbosity { shown: 3, logged: 3 });
 }
 
@@ -110,7 +110,7 @@ const GIVEN: &[(&str, Holds)] = &[
     ("--no-warmup", |hi| !hi.run.session_options.warmup),
     ("--no-warmup --warmup", |hi| hi.run.session_options.warmup),
     ("--context-shift --keep -1", |hi| hi.run.session_options.context_shift && hi.run.session_options.n_keep == -1),
-    ("-n -2 --context-shift", |hi| !hi.run.session_options.context_shift && hi.predict.is_none()),
+    ("-n -2 --context-shift", |hi| !hi.run.session_options.context_shift && hi.input.predict.is_none()),
     ("-nkvo", |hi| !hi.run.session_options.kv_offload),
     ("--rope-scale 4", |hi| hi.run.session_options.rope.freq_scale == 0.25),
     ("-s 7", |hi| hi.sampling.seed == 7),
@@ -125,9 +125,9 @@ const GIVEN: &[(&str, Holds)] = &[
     }),
     ("-j {}", |hi| hi.sampling.grammar.as_deref() == Some("grammar of {}")),
     ("--ignore-eos", |hi| hi.sampling.ignore_eos),
-    ("--n_predict 9", |hi| hi.predict == Some(9)),
-    ("-m a -n -1", |hi| hi.predict.is_none()),
-    ("-n 0", |hi| hi.predict == Some(0)),
+    ("--n_predict 9", |hi| hi.input.predict == Some(9)),
+    ("-m a -n -1", |hi| hi.input.predict.is_none()),
+    ("-n 0", |hi| hi.input.predict == Some(0)),
     ("--spec-type ngram-cache,ngram-simple --draft 20", |hi| {
         let own = hi.speculation.as_ref().unwrap();
         let sources = [DraftSource::NgramCache, DraftSource::NgramSimple];
@@ -144,7 +144,7 @@ const GIVEN: &[(&str, Holds)] = &[
     ("-md d.gguf --spec-type none", |hi| hi.speculation.is_none() && hi.run.session_options.n_outputs_max == 1),
     ("--spec-type ngram-mod --draft-max 0", |hi| hi.speculation.is_none()),
     ("-no-cnv -st", |hi| hi.chat.conversation == Some(Switch(false)) && hi.chat.single_turn.0),
-    ("-e --no-escape", |hi| !hi.typed.text.escape.0),
+    ("-e --no-escape", |hi| !hi.input.flags.text.escape.0),
     ("--no-perf --show-timings", |hi| hi.output.closing.perf.0),
     ("-dev RPC0,CUDA1", |hi| device(hi).devices == DeviceChoice::Named(vec!["RPC0".into(), "CUDA1".into()])),
     ("--device none", |hi| device(hi).devices == DeviceChoice::None),
@@ -203,11 +203,11 @@ const GIVEN: &[(&str, Holds)] = &[
     ("--color off", |hi| !hi.colour),
     ("-mm p.gguf --image a.png,b.png --audio c.wav --image-max-tokens 64 -t 3", |hi| {
         let projector = hi.projector.as_ref().unwrap();
-        hi.attached == ["a.png", "b.png", "c.wav"].map(PathBuf::from)
+        hi.input.attached == ["a.png", "b.png", "c.wav"].map(PathBuf::from)
             && (projector.path.as_path(), projector.image_max_tokens) == (Path::new("p.gguf"), 64)
             && projector.threads == 3
     }),
-    ("--no-log-jsonl --no-mmap --prio 2 -n 3", |hi| hi.predict == Some(3)),
+    ("--no-log-jsonl --no-mmap --prio 2 -n 3", |hi| hi.input.predict == Some(3)),
 ];
 
 #[test]
@@ -395,7 +395,7 @@ fn prompts() {
     assert!(format!("{:#}", with(r"-r \xff").unwrap_err()).starts_with("-r: "));
     let hi = with(r"-sysf p -r \nUser: --in-prefix \t").unwrap();
     assert_eq!(hi.chat.system_prompt.as_deref(), Some("from\\n file\n"));
-    assert_eq!((hi.stops, hi.affixes.prefix), (vec!["\nUser:".to_owned()], "\t".to_owned()));
+    assert_eq!((hi.input.stops, hi.input.affixes.prefix), (vec!["\nUser:".to_owned()], "\t".to_owned()));
 }
 
 #[test]

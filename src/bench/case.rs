@@ -231,7 +231,7 @@ impl Case {
 
     /// Options for a session of either engine.
     pub fn session_options(&self) -> Result<SessionOptions> {
-        let n_drafts = self.speculation()?.map_or(0, |own| own.n_max);
+        let n_drafts = self.speculation()?.map_or(0, |drafts| drafts.n_max);
         Ok(SessionOptions {
             n_ctx: u32::try_from(self.test.n_tokens())?.next_multiple_of(256),
             n_batch: self.n_batch,

@@ -111,7 +111,7 @@ pub fn run(task: &Task) -> Result<Run> {
 /// Measures the disk of a model in bytes per second, within the same limit.
 ///
 /// # Errors
-/// As [`run`]; a failure inside the process is an error as well.
+/// The process cannot be started or measured, or it fails.
 pub fn disk(model: &Path, limit: Option<u64>) -> Result<f64> {
     let group = group(limit, &[model.to_owned()])?;
     let mut command = own("disk")?;
@@ -246,7 +246,7 @@ fn enable_v2() -> Result<()> {
     let root = Path::new(V2);
     let controllers = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
     ensure!(
-        controllers.split_whitespace().any(|own| own == "memory"),
+        controllers.split_whitespace().any(|controller| controller == "memory"),
         "no control groups that limit memory: neither v1's nor the controller in {V2}"
     );
     fs::write(root.join("cgroup.subtree_control"), "+memory")

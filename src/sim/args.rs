@@ -92,9 +92,8 @@ pub struct ReplayArgs {
     /// the future), 'oracle:80%' (right that often, else it names other experts) or 'all' (without path-table)
     #[arg(long, value_name = "NAMES", default_value = "none", value_parser = predictors)]
     pub predictor: Names<PredictedBy>,
-    /// Print everything as JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub json: JsonArgs,
     #[command(flatten)]
     pub world: WorldArgs,
 }
@@ -113,9 +112,8 @@ pub struct TuneArgs {
     /// Percent of the room that low versions get
     #[arg(long, value_name = "N%", default_value = "0%", value_parser = percent)]
     pub low_share: f64,
-    /// Assume low versions of this percentage of the bytes, where the model had none
-    #[arg(long, value_name = "N%", value_parser = percent)]
-    pub low_bytes: Option<f64>,
+    #[command(flatten)]
+    pub assumed: AssumedArgs,
     /// Percent of uses that ask for high, low and no version; T1 and T2 follow from it
     #[arg(long, value_name = "H/L/S", default_value = "67/30/3")]
     pub shares: Shares,
@@ -139,9 +137,24 @@ pub struct RecallArgs {
     /// Other traces of the model, to make EdgeMoE's path table; without them it is left out
     #[arg(long, value_name = "FILES", value_delimiter = ',')]
     pub calibration: Vec<PathBuf>,
+    #[command(flatten)]
+    pub json: JsonArgs,
+}
+
+/// The flag for results as JSON.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub struct JsonArgs {
     /// Print everything as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// The flag for low versions that the recorded model did not have.
+#[derive(clap::Args, Clone, Copy, Debug, Default)]
+pub struct AssumedArgs {
+    /// Assume low versions of this percentage of the bytes, where the model had none
+    #[arg(long, value_name = "N%", value_parser = percent)]
+    pub low_bytes: Option<f64>,
 }
 
 /// Differences from the recorded machine and model.
@@ -155,6 +168,27 @@ pub struct WorldArgs {
     /// Other traces of the model, to make EdgeMoE's path table for --predictor path-table
     #[arg(long, value_name = "FILES", value_delimiter = ',')]
     pub calibration: Vec<PathBuf>,
+    #[command(flatten)]
+    pub precision: PrecisionArgs,
+    #[command(flatten)]
+    pub routing: RoutingArgs,
+    /// Weights of the weighted policies: lru,lfu,lhu,fld
+    #[arg(long, value_name = "W,W,W,W")]
+    pub policy_weights: Option<Weights>,
+    /// Layers to look ahead, at the most
+    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub distance: u8,
+    /// Guesses to read, as in the programs: those worth it (on), the same if trials show that it saves virtual time
+    /// (auto), or all, by the rule of the predictor's paper (all)
+    #[arg(long, value_name = "auto|on|all", default_value = "on")]
+    pub prefetch: options::Prefetch,
+    #[command(flatten)]
+    pub machine: MachineArgs,
+}
+
+/// The precision of experts, where it is not the recorded one.
+#[derive(clap::Args, Clone, Copy, Debug, Default)]
+pub struct PrecisionArgs {
     /// exact or dynamic
     #[arg(long, value_name = "MODE")]
     pub precision: Option<PrecisionMode>,
@@ -167,12 +201,16 @@ pub struct WorldArgs {
     /// Percent of the room that low versions get
     #[arg(long, value_name = "N%", value_parser = percent)]
     pub low_share: Option<f64>,
-    /// Assume low versions of this percentage of the bytes, where the model had none
-    #[arg(long, value_name = "N%", value_parser = percent)]
-    pub low_bytes: Option<f64>,
+    #[command(flatten)]
+    pub assumed: AssumedArgs,
     /// Replace low versions by high ones while nothing else is read
     #[arg(long, value_name = Switch::NAME)]
     pub upgrade: Option<Switch>,
+}
+
+/// Rules of routing that replace the recorded ones.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct RoutingArgs {
     /// Prefer experts in memory by N times the range of a token's scores, as hobbit-cli --cache-bias. This and
     /// --substitute need a trace with scores (--trace of hobbit-cli, without --routes). Open-loop: the recorded tokens
     /// stay, although another expert's results would change them
@@ -197,16 +235,11 @@ pub struct WorldArgs {
     /// One of a layer's experts may change in N tokens; auto: as often as does not slow tokens
     #[arg(long, value_name = "auto|N")]
     pub virtual_update: Option<VirtualUpdate>,
-    /// Weights of the weighted policies: lru,lfu,lhu,fld
-    #[arg(long, value_name = "W,W,W,W")]
-    pub policy_weights: Option<Weights>,
-    /// Layers to look ahead, at the most
-    #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=16))]
-    pub distance: u8,
-    /// Guesses to read, as in the programs: those worth it (on), the same if trials show that it saves virtual time
-    /// (auto), or all, by the rule of the predictor's paper (all)
-    #[arg(long, value_name = "auto|on|all", default_value = "on")]
-    pub prefetch: options::Prefetch,
+}
+
+/// Speeds that replace those of the recorded machine.
+#[derive(clap::Args, Clone, Copy, Debug, Default)]
+pub struct MachineArgs {
     /// Bytes per second of the file
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub link: Option<u64>,
@@ -232,33 +265,49 @@ impl WorldArgs {
         if !self.calibration.is_empty() {
             config.path_table = Some(Arc::new(path_table(&super::others(&self.calibration, recording)?)));
         }
-        if self.t1.is_some() || self.t2.is_some() || self.precision == Some(PrecisionMode::Dynamic) {
+        let PrecisionArgs { precision, t1, t2, low_share, upgrade, .. } = self.precision;
+        if t1.is_some() || t2.is_some() || precision == Some(PrecisionMode::Dynamic) {
             let default = if config.is_dynamic() { config.thresholds() } else { Thresholds::default() };
-            let Thresholds { t1, t2 } = Thresholds::new(self.t1.unwrap_or(default.t1), self.t2.unwrap_or(default.t2))?;
+            let Thresholds { t1, t2 } = Thresholds::new(t1.unwrap_or(default.t1), t2.unwrap_or(default.t2))?;
             let mode = Some(PrecisionMode::Dynamic);
             config.precision = PrecisionOptions { mode, t1: Some(t1), t2: Some(t2), ..config.precision };
         }
-        config.precision.mode = self.precision.or(config.precision.mode);
-        config.memory.low_percent = self.low_share.unwrap_or(0.0);
-        config.precision.upgrade = self.upgrade.map_or(config.precision.upgrade, |switch| switch.0);
-        config.routing = self.routing(recording);
+        config.precision.mode = precision.or(config.precision.mode);
+        config.memory.low_percent = low_share.unwrap_or(0.0);
+        config.precision.upgrade = upgrade.map_or(config.precision.upgrade, |switch| switch.0);
+        config.routing = self.routing.options(recording);
         anyhow::ensure!(
-            self.virtual_update.is_none() || config.routing.virtual_experts != VirtualExperts::Off,
+            self.routing.virtual_update.is_none() || config.routing.virtual_experts != VirtualExperts::Off,
             "--virtual-update is of no use without --virtual-experts on"
         );
         config.weights = self.policy_weights.unwrap_or(config.weights);
-        let link = &mut config.link;
-        link.bytes_per_second = self.link.map_or(link.bytes_per_second, |bytes| bytes as f64);
-        link.latency_seconds = self.latency_us.map_or(link.latency_seconds, |us| us / 1e6);
-        link.in_flight = self.reads.map_or(link.in_flight, usize::from);
-        if let (Some(layer_ms), Some(expert_ms)) = (self.layer_ms, self.expert_ms) {
+        let MachineArgs { link, latency_us, reads, layer_ms, expert_ms } = self.machine;
+        let recorded = &mut config.link;
+        recorded.bytes_per_second = link.map_or(recorded.bytes_per_second, |bytes| bytes as f64);
+        recorded.latency_seconds = latency_us.map_or(recorded.latency_seconds, |us| us / 1e6);
+        recorded.in_flight = reads.map_or(recorded.in_flight, usize::from);
+        if let (Some(layer_ms), Some(expert_ms)) = (layer_ms, expert_ms) {
             config.compute = Compute::Given { layer_seconds: layer_ms / 1e3, expert_seconds: expert_ms / 1e3 };
         }
         Ok(config)
     }
 
+    /// Adds a predictor.
+    pub fn with_predictor(&self, config: &Config, predictor: PredictedBy) -> Config {
+        let rule = match predictor {
+            PredictedBy::Predictor(kind) => self.prefetch.rule(kind),
+            PredictedBy::Oracle | PredictedBy::Partly(_) => self.prefetch.rule(PredictorKind::StackedGate),
+        };
+        let tries = self.prefetch == options::Prefetch::Auto;
+        let prefetch = Prefetch { distance_max: self.distance.max(1), rule, tries };
+        let is_on = predictor != PredictedBy::Predictor(PredictorKind::None) && self.prefetch != options::Prefetch::Off;
+        Config { predictor, prefetch: is_on.then_some(prefetch), ..config.clone() }
+    }
+}
+
+impl RoutingArgs {
     /// The recorded rules of routing, changed by the flags.
-    pub fn routing(&self, recording: &Recording) -> RoutingOptions {
+    pub fn options(&self, recording: &Recording) -> RoutingOptions {
         let recorded = &recording.header.settings.routing;
         let Rerouting { bias, substitute, .. } = recorded.rerouting();
         let was_virtual = recorded.virtual_experts != VirtualExperts::Off;
@@ -274,18 +323,6 @@ impl WorldArgs {
             virtual_update: self.virtual_update.unwrap_or(update),
             ..RoutingOptions::default()
         }
-    }
-
-    /// Adds a predictor.
-    pub fn with_predictor(&self, config: &Config, predictor: PredictedBy) -> Config {
-        let rule = match predictor {
-            PredictedBy::Predictor(kind) => self.prefetch.rule(kind),
-            PredictedBy::Oracle | PredictedBy::Partly(_) => self.prefetch.rule(PredictorKind::StackedGate),
-        };
-        let tries = self.prefetch == options::Prefetch::Auto;
-        let prefetch = Prefetch { distance_max: self.distance.max(1), rule, tries };
-        let is_on = predictor != PredictedBy::Predictor(PredictorKind::None) && self.prefetch != options::Prefetch::Off;
-        Config { predictor, prefetch: is_on.then_some(prefetch), ..config.clone() }
     }
 }
 

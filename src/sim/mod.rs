@@ -70,7 +70,7 @@ fn tune(args: &TuneArgs, out: &mut dyn Write) -> Result<()> {
         (Some(t1), Some(t2)) => Some(Thresholds::new(t1, t2)?),
         _ => None,
     };
-    let recordings: Vec<_> = args.files.iter().map(|file| open(file, args.low_bytes)).collect::<Result<_>>()?;
+    let recordings: Vec<_> = args.files.iter().map(|file| open(file, args.assumed.low_bytes)).collect::<Result<_>>()?;
     let goal = FitGoal {
         memory: Memory { budget: args.budget, slots: args.slots, low_percent: args.low_share },
         shares: args.shares,
@@ -103,8 +103,8 @@ fn open(path: &Path, low_bytes: Option<f64>) -> Result<Recording> {
 
 /// Other traces of a recording's model.
 fn others(files: &[PathBuf], recording: &Recording) -> Result<Vec<Recording>> {
-    let shape = |own: &Recording| -> Vec<_> {
-        own.header.model.layers.iter().map(|layer| (layer.layer, layer.n_expert, layer.n_used)).collect()
+    let shape = |trace: &Recording| -> Vec<_> {
+        trace.header.model.layers.iter().map(|layer| (layer.layer, layer.n_expert, layer.n_used)).collect()
     };
     let open = |file: &PathBuf| {
         let other = open(file, None)?;

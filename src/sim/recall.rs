@@ -50,7 +50,7 @@ pub fn run(args: &RecallArgs, out: &mut dyn Write) -> Result<()> {
         }))
     };
     let text = |recording: &Recording| Ok(lines(recording, &judged(recording)?));
-    super::each((&args.files, None), args.json, out, fields, text)
+    super::each((&args.files, None), args.json.json, out, fields, text)
 }
 
 /// A row for every predictor that the recording supports.
@@ -96,8 +96,8 @@ fn lines(recording: &Recording, rows: &[Row]) -> String {
         let mut cells = vec![row.predictor.clone(), row.distance.to_string(), format!("{:.2}", all.experts)];
         cells.extend([percent(all.precision), percent(all.recall)]);
         cells.extend(layers.iter().map(|layer| {
-            let own = row.layers.iter().find(|own| own.layer == layer.layer);
-            own.map_or("-".into(), |own| percent(own.found.recall))
+            let judged = row.layers.iter().find(|judged| judged.layer == layer.layer);
+            judged.map_or("-".into(), |judged| percent(judged.found.recall))
         }));
         cells
     });

@@ -36,7 +36,7 @@ pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
         let words = rows.first().and_then(|row| row.routing.as_deref());
         Ok(lines(&rows) + &words.map_or_else(String::new, |words| routing_lines(words, &rows)))
     };
-    super::each((&args.files, args.world.low_bytes), args.json, out, fields, text)
+    super::each((&args.files, args.world.precision.assumed.low_bytes), args.json.json, out, fields, text)
 }
 
 /// A table of how the experts that single tokens needed were served.
@@ -118,7 +118,7 @@ fn compare(
     predictors: &[PredictedBy],
     evictions: &[Eviction],
 ) -> Result<Vec<Row>> {
-    let (base, routing) = (world.config(recording)?, world.routing(recording).words());
+    let (base, routing) = (world.config(recording)?, world.routing.options(recording).words());
     let lru: Eviction = "lru".parse()?;
     let blind = PredictedBy::Predictor(PredictorKind::None);
     let mut configs = Vec::new();

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use hobbit_core::units::Bytes;
 
 pub use names::{RepoId, Want};
-pub use places::{Given, Places, Token};
+pub use places::{Given, Places, Token, TokenArgs};
 
 /// A model that is not a local file.
 #[derive(Clone, Debug, PartialEq, Eq)]

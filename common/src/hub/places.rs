@@ -33,6 +33,14 @@ impl std::fmt::Debug for Token {
     }
 }
 
+/// The flag for a token of the Hub.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct TokenArgs {
+    /// Token for private and gated repositories (default: the one that `hf auth login` keeps)
+    #[arg(long, value_name = "TOKEN", env = "HF_TOKEN", hide_env_values = true, value_parser = Token::typed)]
+    pub hf_token: Option<Token>,
+}
+
 /// The sources of models, and the places to store them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {

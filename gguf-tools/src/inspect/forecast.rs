@@ -19,7 +19,7 @@ use hobbit_core::units::{GIB, MIB};
 use hobbit_synth::{self as synth, Format, Spec, presets};
 use serde::Serialize;
 
-use crate::shared::size;
+use crate::shared::{JsonArgs, size};
 use machine::{Auto, Machine, Rate};
 
 /// Memory sizes to compare, in GiB.
@@ -126,7 +126,7 @@ struct Published {
     speed: Speed,
 }
 
-pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()> {
+pub fn run(args: &Args, file: Option<&PathBuf>, json: JsonArgs) -> anyhow::Result<()> {
     let gguf = match (&args.shape, file) {
         (Some(name), _) => header_of(name, args.dtype)?,
         (None, Some(file)) => Gguf::open_partial(file)?,
@@ -146,9 +146,7 @@ pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()
     let is_there = args.shape.is_none() && gguf.missing_bytes() == 0;
     let machine = Machine::of(args, is_there.then_some(&gguf), &types)?;
     let report = report(args, &gguf, shape, machine)?;
-    let text = if json { serde_json::to_string_pretty(&report)? + "\n" } else { page::page(&report) };
-    std::io::stdout().write_all(text.as_bytes())?;
-    Ok(())
+    json.print(&report)
 }
 
 /// The forecast of a model on a machine.
@@ -268,7 +266,7 @@ mod tests {
         let machine = Machine::of(&args, None, &[]).unwrap();
         let page = |load| {
             let machine = Machine { load, ..machine.clone() };
-            page::page(&report(&args, &gguf, Shape::of(&gguf).unwrap(), machine).unwrap())
+            report(&args, &gguf, Shape::of(&gguf).unwrap(), machine).unwrap().to_string()
         };
         let busy = page(Some(5.25));
         assert!(busy.contains("warning: this machine is busy (load 5.2), so measured rates may be too low."), "{busy}");
@@ -276,7 +274,7 @@ mod tests {
             // The forecast with these flags given.
             let given =
                 Machine::of(&Line::parse_from([&words[..6], &["--disk", disk, "--cpu", cpu]].concat()).args, None, &[]);
-            let asked = page::page(&report(&args, &gguf, Shape::of(&gguf).unwrap(), given.unwrap()).unwrap());
+            let asked = report(&args, &gguf, Shape::of(&gguf).unwrap(), given.unwrap()).unwrap().to_string();
             let speed =
                 asked.lines().find(|line| line.ends_with("  <")).unwrap().split_whitespace().rev().nth(2).unwrap();
             let row = busy.lines().find(|line| line.contains(&format!("--cpu {cpu} --disk {disk} "))).unwrap();

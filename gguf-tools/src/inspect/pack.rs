@@ -108,8 +108,7 @@ impl Report {
 
 /// The mixes measured for `--max-loss`, in brief.
 fn mixes(text: &str) -> String {
-    let of = |own: &Mixes| {
-        let Mixes { mixes, text, cache_share, .. } = own;
+    let of = |Mixes { mixes, text, cache_share, .. }: &Mixes| {
         format!("{} mixes on {text} with {:.0} of the experts in memory", mixes.len(), Percent(*cache_share))
     };
     match mixes_of_json(text) {

@@ -50,7 +50,7 @@ impl Args {
         profile.check_model(source, &map)?;
         let norms = (!profile.norms.is_empty()).then(|| norms_to_json(&profile.norms));
         let mixes = (!profile.mixes.is_empty()).then(|| mixes_to_json(&profile.mixes));
-        let thresholds = profile.thresholds.as_ref().map(|own| (own.t1, own.t2));
+        let thresholds = profile.thresholds.as_ref().map(|chosen| (chosen.t1, chosen.t2));
         let goal = match (self.max_loss, self.target_size) {
             (Some(max_loss), _) if self.bounds => Goal::Bounded(max_loss),
             (Some(max_loss), _) => Goal::MaxLoss(max_loss),
@@ -75,7 +75,7 @@ impl Args {
 /// the source's header, and the pack's own header, index and checksums.
 fn other_bytes(source: &Gguf, map: &ExpertMap, low: Option<&TypeChoice>) -> u64 {
     let ordinary: u64 = (source.tensors.iter())
-        .filter(|tensor| !map.layers.iter().flat_map(|layer| &layer.tensors).any(|own| own.name == tensor.name))
+        .filter(|tensor| !map.layers.iter().flat_map(|layer| &layer.tensors).any(|expert| expert.name == tensor.name))
         .map(|tensor| tensor.extent.len.next_multiple_of(BLOCK_BYTES))
         .sum();
     let low = low.map_or(0, |choice| {

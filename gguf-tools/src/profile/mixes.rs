@@ -14,7 +14,7 @@ use hobbit_core::route::{Shares, Thresholds, fit};
 use super::Run;
 use super::low::LowVersions;
 use super::text::{Runner, Text};
-use crate::shared::Bar;
+use crate::shared::{Bar, file_name};
 
 /// Thresholds to try, ascending in what they give up: for these percentages of high, low and skipped uses.
 const SHARES: [[f64; 3]; 4] = [[90.0, 10.0, 0.0], [75.0, 25.0, 0.0], [67.0, 30.0, 3.0], [50.0, 50.0, 0.0]];
@@ -63,7 +63,7 @@ pub fn find(
     let (cache_share, high) = (session.plan().cache_share(), session.precision().high.types.clone());
     let mixes = search_mixes(lows, max_loss, exact_search, |mix, part| measurer.measure(mix, part))?;
     Ok(Some(Mixes {
-        text: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        text: file_name(file),
         text_sha256: text_sha256(&bytes),
         tokens: held_out.iter().map(|window| window.len() as u64).sum(),
         expert_cache: run.expert_cache_word.clone(),

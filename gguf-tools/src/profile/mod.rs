@@ -19,11 +19,11 @@ use hobbit_core::pack::imatrix::Imatrix;
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::predict::PathBatches;
 use hobbit_core::profile::{
-    ChosenThresholds, FORMAT, MeasuredMix, Mixes, ModelId, Profile, TextId, Uses, VERSION, in_percent, write_path_table,
+    ChosenThresholds, FORMAT, MeasuredMix, Mixes, ModelId, Profile, Uses, VERSION, in_percent, write_path_table,
 };
 use hobbit_core::route::{Shares, fit};
 
-use crate::shared::{Opened, RunArgs, check_files, dtype, emit, percent, quiet_llama_cpp, threads};
+use crate::shared::{Opened, RunArgs, check_files, dtype, emit, percent, quiet_llama_cpp};
 use low::{LowVersions, Source};
 use text::{Runner, Text};
 
@@ -93,6 +93,18 @@ pub struct Run {
 }
 
 impl Run {
+    /// A run with the expert cache that `word` names.
+    fn of(args: &Args, context: usize, word: &str) -> anyhow::Result<Self> {
+        Ok(Self {
+            file: args.file.clone(),
+            budget: args.run.mem_budget,
+            expert_cache: word.parse().context("--expert-cache")?,
+            expert_cache_word: word.to_owned(),
+            context,
+            threads: args.run.threads.asked(),
+        })
+    }
+
     /// Opens the model with these low-precision experts. Every use asks for high precision, nothing is rerouted, and
     /// results do not depend on the speed of reads.
     fn open(&self, low: Option<&LowVersions>, expert_cache: ExpertCache) -> anyhow::Result<Runner> {
@@ -138,7 +150,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let table = (("--path-table", args.path_table.as_ref()), Kind::PathTable);
     check_files(&args.file, &inputs, &[(("--output", args.run.output.as_ref()), Kind::Json), table])?;
     let profile = profile(&args)?;
-    emit(args.run.output.as_deref(), args.run.json, profile.to_json(), table::Table(&profile))
+    emit(args.run.output.as_deref(), args.run.json.json, profile.to_json(), table::Table(&profile))
 }
 
 /// Writes the table of expert sets that followed each other.
@@ -152,7 +164,7 @@ fn make_path_table(path: &Path, mut batches: PathBatches) -> anyhow::Result<()> 
 }
 
 fn profile(args: &Args) -> anyhow::Result<Profile> {
-    let (text_file, opened) = (&args.text, Opened::of(&args.file)?);
+    let opened = Opened::of(&args.file)?;
     let (gguf, map) = (&opened.gguf, &opened.map);
     ensure!(
         args.no_widths || !opened.is_pack(),
@@ -171,26 +183,15 @@ fn profile(args: &Args) -> anyhow::Result<Profile> {
         map,
         is_pack: opened.is_pack(),
         imatrix: imatrix.as_ref(),
-        threads: threads(args.run.threads),
+        threads: args.run.threads.count(),
         directory: directory.path(),
     };
     let widths = if args.no_widths { Vec::new() } else { source.widths(&args.widths)? };
 
     let model = Model::open(&args.file, &options(args.run.mem_budget))?;
-    let n_train = model.info().n_ctx_train as usize;
-    let context = (args.run.context as usize).min(n_train.max(2 * text::WARM_UP));
-    let text = Text::read(text_file, &model, args.tokens as usize, context)?;
-    let run = |word: &String| -> anyhow::Result<Run> {
-        Ok(Run {
-            file: args.file.clone(),
-            budget: args.run.mem_budget,
-            expert_cache: word.parse().context("--expert-cache")?,
-            expert_cache_word: word.clone(),
-            context,
-            threads: args.run.threads.map(i32::from),
-        })
-    };
-    let runs: Vec<Run> = args.expert_cache.iter().map(run).collect::<anyhow::Result<_>>()?;
+    let context = args.run.context_for(&model);
+    let text = Text::read(&args.text, &model, args.tokens as usize, context)?;
+    let runs: Vec<Run> = args.expert_cache.iter().map(|word| Run::of(args, context, word)).collect::<Result<_, _>>()?;
     let first = runs.first().context("--expert-cache: give a size, or 25%")?;
     let mut batches = args.path_table.as_ref().map(|_| PathBatches::new(model.predict_shape()));
     let (perplexity, uses) = text::observe(model, &text, context, first.threads, batches.as_mut())?;
@@ -202,12 +203,7 @@ fn profile(args: &Args) -> anyhow::Result<Profile> {
         format: FORMAT.to_owned(),
         version: VERSION,
         model: ModelId::of(gguf, map),
-        text: TextId {
-            file: text_file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            tokens: text.n_tokens(),
-            context: context as u32,
-            perplexity,
-        },
+        text: text.id(&args.text, context, perplexity),
         thresholds: args.shares.map(|target| for_shares(&uses, target)).transpose()?,
         mixes: Vec::new(),
         widths: Vec::new(),
@@ -227,14 +223,13 @@ fn profile(args: &Args) -> anyhow::Result<Profile> {
         let thresholds = mixes::thresholds(&uses)?;
         for run in &runs {
             let with = low.as_ref().map(|versions| (versions, &thresholds[..]));
-            let Some(found) = mixes::find(run, &text, text_file, with, max_loss)? else { continue };
+            let Some(found) = mixes::find(run, &text, &args.text, with, max_loss)? else { continue };
             profile.thresholds = profile.thresholds.or_else(|| of_mixes(&uses, &found, max_loss));
             profile.mixes.push(found);
         }
     }
     for &dtype in &widths {
-        let width = sensitivity::width(first, &source, &text, &uses, &profile.norms, dtype)?;
-        profile.widths.push(width);
+        profile.widths.push(sensitivity::width(first, &source, &text, &uses, &profile.norms, dtype)?);
     }
     Ok(profile)
 }
@@ -253,13 +248,13 @@ fn for_shares(uses: &Uses, target: Shares) -> anyhow::Result<ChosenThresholds> {
 
 /// T1 and T2 of the mix that uses low versions only, if it stays within the loss: packs take these.
 fn of_mixes(uses: &Uses, mixes: &Mixes, max_loss: f64) -> Option<ChosenThresholds> {
-    let fits = |own: &&MeasuredMix| own.mix.is_low_alone() && own.loss <= max_loss;
-    let own = mixes.mixes.iter().find(fits)?;
+    let fits = |measured: &&MeasuredMix| measured.mix.is_low_alone() && measured.loss <= max_loss;
+    let mix = mixes.mixes.iter().find(fits)?.mix;
     Some(ChosenThresholds {
-        t1: own.mix.t1,
-        t2: own.mix.t2,
+        t1: mix.t1,
+        t2: mix.t2,
         goal: format!("max loss {}%", in_percent(max_loss)),
-        shares: Shares::reached(own.mix.thresholds(), uses.n_first, &uses.samples),
+        shares: Shares::reached(mix.thresholds(), uses.n_first, &uses.samples),
     })
 }
 

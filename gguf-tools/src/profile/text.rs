@@ -7,9 +7,9 @@ use hobbit::engine::RouterObserver;
 use hobbit::{BatchToken, Model, Session, SessionOptions, Token};
 use hobbit_core::expert::ExpertId;
 use hobbit_core::predict::PathBatches;
-use hobbit_core::profile::{Loss, Uses, log_softmax, nll};
+use hobbit_core::profile::{Loss, TextId, Uses, log_softmax, nll};
 
-use crate::shared::Bar;
+use crate::shared::{Bar, file_name};
 
 /// First tokens of a window that only give context: their predictions are mostly noise.
 pub const WARM_UP: usize = 32;
@@ -35,6 +35,11 @@ impl Text {
         let tokens = &tokens[..tokens.len().min(n_tokens.max(n_least))];
         let context = context.min(tokens.len());
         Ok(Self { windows: tokens.chunks_exact(context).map(<[Token]>::to_vec).collect() })
+    }
+
+    /// The description of this text, read from `path`, in a profile or plan.
+    pub fn id(&self, path: &Path, context: usize, perplexity: f64) -> TextId {
+        TextId { file: file_name(path), tokens: self.n_tokens(), context: context as u32, perplexity }
     }
 
     pub fn n_tokens(&self) -> u64 {

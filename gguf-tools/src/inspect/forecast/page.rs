@@ -1,6 +1,6 @@
 //! A forecast as a short page.
 
-use std::fmt::Write as _;
+use std::fmt;
 
 use hobbit_core::forecast::{Forecast, Limit};
 use hobbit_core::units::{Bytes, Percent, ShortBytes};
@@ -10,22 +10,21 @@ use super::{Published, Report};
 /// How far measured runs lie from forecasts, in words. From the table in docs/FORECAST.md.
 const ERROR: &str = "Against measured runs: docs/FORECAST.md";
 
-pub fn page(report: &Report) -> String {
-    let mut out = String::new();
-    // Writing to a string does not fail.
-    let _ = model(&mut out, report);
-    let _ = machine(&mut out, report);
-    let _ = match (&report.forecast, &report.refused) {
-        (Some(forecast), _) => speeds(&mut out, report, forecast),
-        (None, Some(why)) => writeln!(out, "\nNo: {why}"),
-        (None, None) => Ok(()),
-    };
-    let _ = memory(&mut out, report);
-    let _ = writeln!(out, "\nHit rates: {}. {ERROR}.", report.locality);
-    out
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        model(f, self)?;
+        machine(f, self)?;
+        match (&self.forecast, &self.refused) {
+            (Some(forecast), _) => speeds(f, self, forecast)?,
+            (None, Some(why)) => writeln!(f, "\nNo: {why}")?,
+            (None, None) => (),
+        }
+        memory(f, self)?;
+        writeln!(f, "\nHit rates: {}. {ERROR}.", self.locality)
+    }
 }
 
-fn model(out: &mut String, report: &Report) -> std::fmt::Result {
+fn model(out: &mut fmt::Formatter<'_>, report: &Report) -> std::fmt::Result {
     let model = &report.model;
     writeln!(
         out,
@@ -52,7 +51,7 @@ fn model(out: &mut String, report: &Report) -> std::fmt::Result {
     Ok(())
 }
 
-fn machine(out: &mut String, report: &Report) -> std::fmt::Result {
+fn machine(out: &mut fmt::Formatter<'_>, report: &Report) -> std::fmt::Result {
     let machine = &report.machine;
     let host = &machine.host;
     write!(
@@ -86,7 +85,7 @@ fn machine(out: &mut String, report: &Report) -> std::fmt::Result {
     Ok(())
 }
 
-fn speeds(out: &mut String, report: &Report, forecast: &Forecast) -> std::fmt::Result {
+fn speeds(out: &mut fmt::Formatter<'_>, report: &Report, forecast: &Forecast) -> std::fmt::Result {
     writeln!(out)?;
     places(out, report, forecast)?;
     decode(out, forecast)?;
@@ -122,7 +121,7 @@ fn speeds(out: &mut String, report: &Report, forecast: &Forecast) -> std::fmt::R
 }
 
 /// Where experts and the rest lie.
-fn places(out: &mut String, report: &Report, forecast: &Forecast) -> std::fmt::Result {
+fn places(out: &mut fmt::Formatter<'_>, report: &Report, forecast: &Forecast) -> std::fmt::Result {
     let of_experts = |bytes: u64| Percent(bytes as f64 / report.model.expert_bytes.max(1) as f64);
     match &forecast.plan {
         None => writeln!(out, "fits           all of it: llama.cpp runs by itself")?,
@@ -164,7 +163,7 @@ fn places(out: &mut String, report: &Report, forecast: &Forecast) -> std::fmt::R
 }
 
 /// The speed of decoding and the reads of a token.
-fn decode(out: &mut String, forecast: &Forecast) -> std::fmt::Result {
+fn decode(out: &mut fmt::Formatter<'_>, forecast: &Forecast) -> std::fmt::Result {
     let Forecast { expected, low, high, .. } = forecast;
     let speed = |speed: f64| number(speed);
     write!(out, "decode, exact  {} t/s", speed(expected.tokens_per_second))?;
@@ -192,7 +191,7 @@ fn decode(out: &mut String, forecast: &Forecast) -> std::fmt::Result {
     Ok(())
 }
 
-fn memory(out: &mut String, report: &Report) -> std::fmt::Result {
+fn memory(out: &mut fmt::Formatter<'_>, report: &Report) -> std::fmt::Result {
     if report.memory.is_empty() {
         return Ok(());
     }

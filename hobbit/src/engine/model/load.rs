@@ -291,7 +291,7 @@ impl Loading<'_> {
         let reason = reasons.into_iter().find(|reason| !reason.is_empty());
         let reason = reason.unwrap_or_else(|| "it gave no reason".to_owned());
         let path = self.gguf.files[0].path.clone();
-        let keys: Vec<String> = self.options.kv_overrides.iter().map(|own| own.key.clone()).collect();
+        let keys: Vec<String> = self.options.kv_overrides.iter().map(|replaced| replaced.key.clone()).collect();
         if keys.is_empty() { OpenError::Load { path, reason } } else { OpenError::Overridden { path, keys, reason } }
     }
 }

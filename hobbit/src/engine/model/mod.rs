@@ -428,7 +428,7 @@ impl Model {
             .map(|(layer, n)| LayerPlaces { layer, experts: vec![ExpertPlace::Absent; usize::from(n)] })
             .collect();
         let mut put = |layer: u16, index: u16, place: ExpertPlace| {
-            let found = layers.binary_search_by_key(&layer, |own| own.layer).ok();
+            let found = layers.binary_search_by_key(&layer, |places| places.layer).ok();
             let Some(cell) = found.and_then(|at| layers[at].experts.get_mut(usize::from(index))) else { return };
             if rank(place) > rank(*cell) {
                 *cell = place;

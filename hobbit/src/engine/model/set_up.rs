@@ -256,7 +256,8 @@ fn start_routing(model: &Model, host: &mut Host, routing: &RoutingOptions) {
     if routing.virtual_experts != VirtualExperts::Off {
         let n_used = model.info().n_expert_used as usize;
         let planned = shared.followed.virtual_plan.as_ref().map(|plan| &plan.norms).filter(|norms| !norms.is_empty());
-        let norms = planned.unwrap_or(&shared.source.norms).iter().map(|own| (own.layer, own.norms.clone())).collect();
+        let norms =
+            planned.unwrap_or(&shared.source.norms).iter().map(|layer| (layer.layer, layer.norms.clone())).collect();
         host.keep_virtual_experts(VirtualExpertsOptions { n_used, update: routing.virtual_update, norms });
     }
     reroute(host, routing);

@@ -47,8 +47,8 @@ pub(super) fn open_store(
         expert_bytes: setup.catalog.stored_bytes().saturating_sub(setup.plan.expert_cache),
         page_cache_bytes_available: limits.budget().map_or(0, |(bytes, _)| bytes.saturating_sub(ours)),
         direct: shared.source.originals.iter().try_for_each(|file| {
-            match memory.iter_mut().find(|own| own.dev.is_some()) {
-                Some(own) => probe::direct_into(&file.path, &mut own.arena),
+            match memory.iter_mut().find(|pool| pool.dev.is_some()) {
+                Some(pool) => probe::direct_into(&file.path, &mut pool.arena),
                 None => probe::direct(&file.path),
             }
         }),
