@@ -1,8 +1,8 @@
 #!/bin/bash
 # On the machine with the GPU: trains for MINUTES (of the whole schedule) and leaves the weights in parts of at most
 # 15 MiB, and train.log, in OUTDIR. Called again with the same arguments while RUN (default /tmp/fine-run) is still
-# there, it goes on where it stopped. LIMIT_S: stop and save after so many seconds of this call (default 560).
-# MAX_STEPS: at most so many steps (a test). More arguments go to train.py.
+# there, it goes on where it stopped. LIMIT_S: stop and save after this many seconds of the call (default 560).
+# MAX_STEPS: maximum steps (for a test). More arguments go to train.py.
 set -u
 start=$(date +%s)
 out=$(mkdir -p "$1" && cd "$1" && pwd)

@@ -77,7 +77,7 @@ def main():
     ap.add_argument("--state-every", type=float, default=60, help="seconds")
     ap.add_argument("--minutes", type=float, default=15, help="training time of the whole schedule, over all resumes")
     ap.add_argument("--stop-at", type=float, help="Unix time at which to save and stop even if unfinished")
-    ap.add_argument("--steps", type=int, help="at most so many steps: the schedule ends there")
+    ap.add_argument("--steps", type=int, help="maximum steps: the schedule ends there")
     ap.add_argument("--resume", action="store_true", help="go on from --out/state.pt if it is there")
     ap.add_argument("--batch", type=int, default=64, help="windows a step")
     ap.add_argument("--len", type=int, default=CONFIG["ctx"], help="tokens a window")

@@ -79,7 +79,10 @@ pub fn list(args: &ListArgs) -> Result<()> {
     let mut out = io::stdout();
     if args.json.json {
         let seconds = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let of = |kept: &Kept| json!({"name": kept.name, "files": kept.files, "bytes": kept.bytes, "used": seconds(kept.used)});
+        let of = |kept: &Kept| {
+            let Kept { name, files, bytes, used } = kept;
+            json!({"name": name, "files": files, "bytes": bytes, "used": seconds(*used)})
+        };
         let all: Vec<Value> = found.iter().map(of).collect();
         writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
         return Ok(());

@@ -66,7 +66,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let (gguf, map, catalog) = (&opened.gguf, &opened.map, &opened.catalog);
     let model = Model::open(&args.file, &options(&args, RoutingOptions::default()))?;
     let n_used = u16::try_from(model.info().n_expert_used).unwrap_or(u16::MAX);
-    let context = run.context_for(&model);
+    let context = text::context(run.context, &model);
     let text = Text::read(&args.text, &model, args.tokens as usize, context)?;
     let threads = run.threads.asked();
     let (perplexity, uses) = text::observe(model, &text, context, threads, None)?;

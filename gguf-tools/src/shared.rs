@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context, ensure};
-use hobbit::Model;
 use hobbit_common::signals::{self, Signal};
 use hobbit_core::files::{self, Input, Kind, Output};
 use hobbit_core::gguf::{Catalog, ExpertMap, GgmlType, Gguf, shards_by_name};
@@ -16,8 +15,6 @@ use hobbit_core::plan::Budget;
 use hobbit_core::units::{KIB, parse_bytes, parse_percent};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
-
-use crate::profile::text::WARM_UP;
 
 /// A progress bar on standard error; hidden by indicatif if that is not a terminal. The first signal asks the work to
 /// stop, the second ends the process.
@@ -157,13 +154,6 @@ pub struct RunArgs {
     pub output: Option<PathBuf>,
     #[command(flatten)]
     pub json: JsonArgs,
-}
-
-impl RunArgs {
-    /// Tokens of a piece for this model: no more than it was trained with.
-    pub fn context_for(&self, model: &Model) -> usize {
-        (self.context as usize).min((model.info().n_ctx_train as usize).max(2 * WARM_UP))
-    }
 }
 
 /// The flag for a number of threads.

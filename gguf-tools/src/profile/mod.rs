@@ -54,8 +54,8 @@ pub struct Args {
     /// the mix with the fewest reads from MODEL.profile.json beside the model
     #[arg(long, value_name = "N%", value_parser = percent)]
     max_loss: Option<f64>,
-    /// Low-precision experts for --max-loss: a GGUF of the model in a smaller quant, or a type [default: the smallest of
-    /// --widths]
+    /// Low-precision experts for --max-loss: a GGUF of the model in a smaller quant, or a type [default: the smallest
+    /// of --widths]
     #[arg(long, value_name = "FILE|TYPE", requires = "max_loss")]
     low: Option<String>,
     /// Expert cache for --max-loss: a size, or a percentage of all experts. Of a list such as 25%,50% each is searched
@@ -189,7 +189,7 @@ fn profile(args: &Args) -> anyhow::Result<Profile> {
     let widths = if args.no_widths { Vec::new() } else { source.widths(&args.widths)? };
 
     let model = Model::open(&args.file, &options(args.run.mem_budget))?;
-    let context = args.run.context_for(&model);
+    let context = text::context(args.run.context, &model);
     let text = Text::read(&args.text, &model, args.tokens as usize, context)?;
     let runs: Vec<Run> = args.expert_cache.iter().map(|word| Run::of(args, context, word)).collect::<Result<_, _>>()?;
     let first = runs.first().context("--expert-cache: give a size, or 25%")?;

@@ -14,6 +14,11 @@ use crate::shared::{Bar, file_name};
 /// First tokens of a window that only give context: their predictions are mostly noise.
 pub const WARM_UP: usize = 32;
 
+/// Tokens of a piece of the text: `asked`, but no more than the model was trained with.
+pub fn context(asked: u32, model: &Model) -> usize {
+    (asked as usize).min((model.info().n_ctx_train as usize).max(2 * WARM_UP))
+}
+
 /// Tokens of a text in windows of equal length; the rest is left out.
 pub struct Text {
     pub windows: Vec<Vec<Token>>,
