@@ -389,7 +389,7 @@ fn prompts() {
         assert_eq!(prompt_of(&with(line).unwrap()), Some(expected), "{line}");
     }
     for line in ["-f bad", "-bf bad", r"-p ok\xff"] {
-        assert_eq!(with(line).unwrap().prompt.unwrap().0, b"ok\xff", "llama.cpp takes any bytes: {line}");
+        assert_eq!(with(line).unwrap().input.prompt.unwrap().0, b"ok\xff", "llama.cpp takes any bytes: {line}");
     }
     assert!(format!("{:#}", with("-f none").unwrap_err()).starts_with("none: cannot read this file: "));
     assert!(format!("{:#}", with(r"-r \xff").unwrap_err()).starts_with("-r: "));
@@ -419,12 +419,12 @@ fn standard_input_and_the_demo() {
     assert!(format!("{:#}", piped(b"", "-f -").unwrap_err()).starts_with("-f -: the standard input is empty"));
     // Piped text is read later, once no conversation reads it; till then the demo has no text of its own.
     let demo = piped(b"piped", "").unwrap();
-    assert_eq!((demo.prompt, demo.predict, demo.demo_predict), (None, None, Some(64)));
+    assert_eq!((demo.input.prompt, demo.input.predict, demo.input.demo_predict), (None, None, Some(64)));
     let demo = hi("");
     assert!(demo.run.is_demo && demo.run.model == Path::new("demo.gguf"));
-    assert_eq!((prompt_of(&demo), demo.predict), (Some(demo::PROMPT), Some(64)));
-    assert_eq!((prompt_of(&hi("-p x")), hi("-p x").predict), (Some("x"), None));
-    assert_eq!((hi("-i").prompt, hi("-cnv").prompt), (None, None));
+    assert_eq!((prompt_of(&demo), demo.input.predict), (Some(demo::PROMPT), Some(64)));
+    assert_eq!((prompt_of(&hi("-p x")), hi("-p x").input.predict), (Some("x"), None));
+    assert_eq!((hi("-i").input.prompt, hi("-cnv").input.prompt), (None, None));
 }
 
 #[test]
