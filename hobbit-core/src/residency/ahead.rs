@@ -5,14 +5,14 @@
 //! predictor sees the choice (and what the next layers' routers say about this layer's input), the experts that it
 //! names are shielded from eviction, and as soon as nothing waits for the link, those that are missing are read.
 
-use super::devices::DeviceResidency;
+use super::in_flight::Staging;
+use super::interfaces::DeviceResidency;
+use super::interfaces::Observer;
+use super::interfaces::Reads;
 use super::layout::Layout;
 use super::memory::{Ended, Memory};
-use super::observer::Observer;
-use super::reads::Reads;
+use super::selection::LayerStep;
 use super::selection::TokenChoices;
-use super::staging::Staging;
-use super::step::LayerStep;
 use crate::cache::{Acquired, Cache};
 use crate::expert::{SliceId, SliceKind, Version};
 use crate::load::LoadClass;

@@ -1,8 +1,8 @@
 //! Fills free slots while no product waits, in the order of the file, after the residents of an earlier run.
 
+use super::interfaces::Observer;
+use super::interfaces::Reads;
 use super::memory::Memory;
-use super::observer::Observer;
-use super::reads::Reads;
 use crate::cache::SlotId;
 use crate::expert::{ExpertId, Precision, Version};
 use crate::load::LoadClass;

@@ -9,9 +9,9 @@
 //! [`Compute`] is implemented by the engine's CPU path, by its device path, and by the simulator. An implementation
 //! knows the router's values, multiplies slices that have landed, and passes time; it decides nothing.
 
-use super::devices::DeviceResidency;
+use super::interfaces::DeviceResidency;
+use super::selection::LayerStep;
 use super::selection::{Selection, TokenChoices};
-use super::step::LayerStep;
 use super::{Later, Observer, Reads, Residency, ScoresByLayer};
 use crate::expert::{ExpertId, Version};
 use crate::predict::RouterScores;

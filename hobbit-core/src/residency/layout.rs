@@ -1,6 +1,6 @@
 //! The layers with experts: which versions there are, how many bytes they have, and whose slots each may take.
 
-use super::reads::{Asked, Target};
+use super::interfaces::{Asked, Target};
 use crate::cache::{Cache, ShareId, SlotId};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 

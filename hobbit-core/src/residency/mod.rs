@@ -27,11 +27,10 @@
 
 mod ahead;
 mod begin;
-mod counters;
-mod devices;
 mod drafts;
 mod fill;
 mod in_flight;
+mod interfaces;
 mod latency;
 mod layer;
 mod layout;
@@ -40,13 +39,8 @@ mod manual;
 mod memory;
 #[cfg(test)]
 mod model_test;
-mod observer;
 mod precisions;
-mod reads;
 mod selection;
-mod staging;
-mod step;
-mod submit;
 #[cfg(test)]
 mod tests;
 mod upgrades;
@@ -54,24 +48,21 @@ mod virtual_experts;
 mod warm_start;
 
 pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresByLayer};
-pub use counters::Counters;
-pub use devices::DeviceResidency;
+pub use begin::Counters;
 pub use drafts::Drafts;
 pub use in_flight::{Place, StagingOptions};
+pub use interfaces::{DeviceResidency, Landed, NeededExpert, Observer, Read, Reads, Target};
 pub use latency::Latency;
 pub use layer::{Compute, Router, WeightsFor, run_layer};
 pub use layout::{LayerShape, LayerShare, Layout, RestBytes, VersionBytes};
 pub use memory::{Memory, Slots};
-pub use observer::{NeededExpert, Observer};
 pub use precisions::Precisions;
-pub use reads::{Landed, Read, Reads, Target};
-pub use selection::{Selection, Split, TokenChoices};
-pub use step::{LayerStep, Used};
+pub use selection::{LayerStep, Selection, Split, TokenChoices, Used};
 pub use virtual_experts::{VirtualExperts, VirtualExpertsOptions};
 
 use std::collections::HashSet;
 
-use self::counters::Counts;
+use self::begin::Counts;
 use self::fill::Fill;
 use self::in_flight::InFlight;
 use self::upgrades::Upgrades;

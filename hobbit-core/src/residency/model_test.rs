@@ -309,7 +309,7 @@ impl Model {
             assert!(!states.contains(&SliceState::Loading), "{version} is not loading");
         }
         let is_loading =
-            |slice| self.residency.memory.in_flight.staging.get(slice) == Some(super::staging::Staged::Loading);
+            |slice| self.residency.memory.in_flight.staging.get(slice) == Some(super::in_flight::Staged::Loading);
         assert!(!self.residency.memory.in_flight.staging.slices().any(is_loading));
     }
 

@@ -1,9 +1,8 @@
 //! The selection of a layer: the experts that its router chose, where tokens were rerouted, and what is demanded of
-//! each.
+//! each; and the step that is made of it, with the versions that it uses.
 
 use super::precisions::Precisions;
-use super::step::LayerStep;
-use crate::cache::Use;
+use crate::cache::{SlotId, Use};
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
 use crate::predict::{Popularity, RouterScores};
 use crate::route::{Choice, Demand, Pair, Phase, RerouteCounts, Rerouting, Routing, TokenScores, Weighing, reroute};
@@ -342,5 +341,44 @@ impl Selection {
     /// Whether it is the last split of its layer, which has `n_kinds` matrices, of a batch that decodes.
     pub(super) fn ends_decoded_layer(&self, n_kinds: usize) -> bool {
         self.phase.is_decode() && self.splits.kinds.len() >= n_kinds
+    }
+}
+
+// The step.
+
+/// A needed expert and the version of it that is multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    pub index: u16,
+    pub precision: Precision,
+    /// The number of the layer's share that the version belongs to.
+    pub share: u16,
+    /// Its row in the share; `None` for one that streams through staging, or is on the device.
+    pub row: Option<u32>,
+    /// The device that multiplies has it: nothing is read.
+    pub is_on_device: bool,
+}
+
+/// A layer in progress, or one of the splits in which it comes.
+#[derive(Debug)]
+pub struct LayerStep {
+    pub layer: u16,
+    /// Needed experts that are multiplied, in the order of need.
+    pub used: Vec<Used>,
+    /// Needed experts that are left out.
+    pub skipped: Vec<u16>,
+    /// Used experts that were there.
+    pub(super) n_hits: u64,
+    pub(super) pinned: Vec<SlotId>,
+}
+
+impl LayerStep {
+    /// The version of an expert that this step multiplies.
+    pub fn version(&self, used: Used) -> Version {
+        Version { expert: ExpertId { layer: self.layer, index: used.index }, precision: used.precision }
+    }
+
+    pub(super) fn versions(&self) -> impl Iterator<Item = Version> {
+        self.used.iter().map(|&used| self.version(used))
     }
 }

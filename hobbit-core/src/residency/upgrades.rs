@@ -1,10 +1,10 @@
 //! Upgrades: while nothing else is read, a frequently used low version is replaced by its high version; the low one
 //! serves until the high one is complete.
 
+use super::interfaces::Observer;
+use super::interfaces::Reads;
 use super::memory::{Memory, Progress};
-use super::observer::Observer;
 use super::precisions::Precisions;
-use super::reads::Reads;
 use crate::cache::Cache;
 use crate::expert::{ExpertId, Version};
 use crate::load::LoadClass;

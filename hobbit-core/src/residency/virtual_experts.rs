@@ -15,10 +15,10 @@
 mod importance;
 mod turns;
 
+use super::interfaces::Observer;
+use super::interfaces::Reads;
 use super::layout::Layout;
 use super::memory::{Memory, Progress};
-use super::observer::Observer;
-use super::reads::Reads;
 use crate::cache::ShareId;
 use crate::expert::{ExpertId, Precision, Version};
 use crate::load::LoadClass;

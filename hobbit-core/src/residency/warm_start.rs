@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use super::interfaces::Observer;
+use super::interfaces::Reads;
 use super::memory::Memory;
-use super::observer::Observer;
-use super::reads::Reads;
 use crate::cache::{SavedCache, SlotId};
 use crate::expert::{ExpertId, Version};
 use crate::load::LoadClass;
