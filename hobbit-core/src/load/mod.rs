@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use smart_default::SmartDefault;
 
-use crate::expert::Precision;
-use crate::store::{Completion, ReadDone, ReadRequest, Store};
+use crate::expert::{Extent, Precision};
+use crate::store::{Completion, ReadDone, ReadRequest, Store, StoreError};
 
 /// Why something is read, most urgent first. A read starts when none of a more urgent class can; within a class reads
 /// start in order of submission.
@@ -167,10 +167,10 @@ impl Loader {
 
     /// Queues reads. Tickets must differ from those of every read whose answer has not been taken yet.
     ///
-    /// Returns those that were refused because too many of the class wait: they get no answer, and their slots are the
-    /// caller's again. Nothing is refused below the bound.
+    /// Returns the answers of those that were refused because too many of the class wait: their slots are the caller's
+    /// again. Nothing is refused below the bound.
     #[must_use = "the slots of refused reads must be freed"]
-    pub fn submit(&self, class: LoadClass, requests: impl IntoIterator<Item = ReadRequest>) -> Vec<ReadRequest> {
+    pub fn submit(&self, class: LoadClass, requests: impl IntoIterator<Item = ReadRequest>) -> Vec<ReadDone> {
         let mut state = self.shared.lock();
         let max_waiting = self.shared.options.max_waiting(class);
         let refused: Vec<_> =
@@ -332,11 +332,12 @@ struct Started {
 }
 
 impl Queue {
-    /// Lets a read wait; gives it back when `max_waiting` of its class do already.
-    fn push(&mut self, class: LoadClass, request: ReadRequest, max_waiting: usize) -> Result<(), ReadRequest> {
+    /// Lets a read wait; refuses it when `max_waiting` of its class do already.
+    fn push(&mut self, class: LoadClass, request: ReadRequest, max_waiting: usize) -> Result<(), ReadDone> {
         let waiting = &mut self.waiting[class.index()];
         if waiting.len() >= max_waiting {
-            return Err(request);
+            let Extent { offset, len, .. } = request.extent;
+            return Err(ReadDone { ticket: request.ticket, result: Err(StoreError::TooManyReads { offset, len }) });
         }
         waiting.push_back(request);
         Ok(())

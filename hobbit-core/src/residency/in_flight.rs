@@ -3,12 +3,13 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::interfaces::{Asked, Landed, Read, Reads, Target};
+use super::interfaces::{Asked, Read, Reads, Target};
 use super::layout::Layout;
 use super::selection::Used;
 use crate::cache::{Cache, SliceState, SlotId};
 use crate::expert::{SliceId, SliceKind, Version};
 use crate::load::LoadClass;
+use crate::store::ReadDone;
 
 /// Records up to this many bytes are read at once: measured, a read of 1.5 MiB wins over three of 0.5. Of larger ones
 /// the first product need not wait for the last slice: at 5 MiB one read is 10 % slower than three.
@@ -44,7 +45,7 @@ pub(super) struct InFlight<R: Reads> {
     /// Where the search for a free ticket begins.
     last_ticket: usize,
     /// Answers that are to be taken.
-    pub(super) landed: Vec<Landed<R::Error>>,
+    pub(super) landed: Vec<ReadDone<R::Error>>,
     pub(super) staging: Staging,
     /// Whether later layers' experts may be staged.
     stages_ahead: bool,

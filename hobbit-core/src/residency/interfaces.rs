@@ -6,6 +6,7 @@ use crate::expert::{ExpertId, SliceId, Version};
 use crate::load::{LoadClass, LoadStats};
 use crate::predict::Predicted;
 use crate::route::{Demand, Routing};
+use crate::store::ReadDone;
 
 // Reads.
 
@@ -33,7 +34,7 @@ impl Target {
 /// Asks for bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
-    /// Names the read until it is answered: comes back in [`Landed`].
+    /// Names the read until it is answered: comes back in [`ReadDone`].
     pub ticket: u64,
     /// Where the bytes go.
     pub target: Target,
@@ -42,15 +43,6 @@ pub struct Read {
     /// lacks comes from the file ([`super::VersionBytes::rest`]). It is complete, and stays as it is until the read
     /// is answered.
     pub held: Option<SlotId>,
-}
-
-/// The answer to a [`Read`].
-#[derive(Debug)]
-pub struct Landed<E> {
-    /// The read's ticket.
-    pub ticket: u64,
-    /// Bytes moved: at least those of the read, more where whole blocks were read.
-    pub result: Result<u64, E>,
 }
 
 /// Brings bytes, and knows the time.
@@ -64,7 +56,7 @@ pub trait Reads {
 
     /// Queues reads, in this order within their class. Those that find no room in the queue get no answer, and are
     /// returned with the error for a product that waits for them.
-    fn submit(&mut self, class: LoadClass, reads: &[Read]) -> Vec<Landed<Self::Error>>;
+    fn submit(&mut self, class: LoadClass, reads: &[Read]) -> Vec<ReadDone<Self::Error>>;
 
     /// Takes back reads of a background class that have not started: the tickets of those that `unwanted` accepts, in
     /// order. They get no answer.
@@ -74,14 +66,14 @@ pub trait Reads {
     fn promote(&mut self, needed: &mut dyn FnMut(u64) -> bool, to: LoadClass);
 
     /// Appends the answers that have come, without waiting.
-    fn poll(&mut self, landed: &mut Vec<Landed<Self::Error>>);
+    fn poll(&mut self, landed: &mut Vec<ReadDone<Self::Error>>);
 
     /// Waits for an answer at least, and appends all that have come. False, and no answer, when none is to come that
     /// a token waits for; reads that fill free slots are not.
-    fn wait(&mut self, landed: &mut Vec<Landed<Self::Error>>) -> bool;
+    fn wait(&mut self, landed: &mut Vec<ReadDone<Self::Error>>) -> bool;
 
     /// Waits until every read is answered, and appends the answers.
-    fn drain(&mut self, landed: &mut Vec<Landed<Self::Error>>);
+    fn drain(&mut self, landed: &mut Vec<ReadDone<Self::Error>>);
 
     /// Reads submitted and not yet answered.
     fn outstanding(&self) -> usize;

@@ -31,6 +31,19 @@ pub enum WeightsFor {
 pub trait Router {
     type Error;
 
+    /// Sets `selection` to the router's choice ([`Selection::set`]), or to a recorded one in its place. Returns the
+    /// recorded weights, `[n_tokens][n_used]`.
+    fn select(&mut self, selection: &mut Selection) -> Result<Option<Vec<f32>>, Self::Error>;
+
+    /// Replaces the router's ids, if some are given, and weights, `[n_tokens][n_used]`, for later nodes of the graph.
+    fn write(&mut self, ids: Option<&[u16]>, weights: &[f32]);
+
+    /// The router's scores of all experts, `[n_tokens][n_expert]`, if the policy or an observer needs them; else empty.
+    /// `asks_ahead`: the next layers' routers will be asked too.
+    fn scores(&mut self, _selection: &Selection, _asks_ahead: bool) -> Vec<f32> {
+        Vec::new()
+    }
+
     /// The router's weights of its choice, `[n_tokens][n_used]`.
     fn weights(&mut self, selection: &Selection, purpose: WeightsFor) -> Result<Vec<f32>, Self::Error>;
 
@@ -59,11 +72,10 @@ pub trait Compute<R: Reads, O: Observer>: DeviceResidency {
 
     fn router(&mut self) -> &mut Self::Router;
 
-    /// Sets `selection` to the router's choice ([`Selection::set`]).
-    fn select(&mut self, residency: &mut Residency<R, O>, selection: &mut Selection) -> Result<(), Self::Error>;
-
-    /// Replaces the router's ids, if some are given, and weights, `[n_tokens][n_used]`, for later nodes of the graph.
-    fn write(&mut self, ids: Option<&[u16]>, weights: &[f32]);
+    /// Replaces the router's ids and weights where later nodes read them ([`Router::write`]).
+    fn write(&mut self, ids: Option<&[u16]>, weights: &[f32]) {
+        self.router().write(ids, weights);
+    }
 
     /// Sets recorded demands. Only a recording has them: its weights, in half precision, might cross a threshold.
     /// Whether it did.
@@ -71,8 +83,8 @@ pub trait Compute<R: Reads, O: Observer>: DeviceResidency {
         false
     }
 
-    /// The router's scores of all experts, `[n_tokens][n_expert]`, if the policy or an observer needs them; else empty.
-    fn scores(&mut self, residency: &mut Residency<R, O>, selection: &Selection) -> Vec<f32>;
+    /// A layer's first split begins: for policies of other memories than the host's. `scores`: [`Router::scores`].
+    fn enter(&mut self, _residency: &mut Residency<R, O>, _selection: &Selection, _scores: &[f32]) {}
 
     /// Sets [`Selection::expected`] of a dense prompt, if the next layer's router is known. Only the CPU path does:
     /// on a device, a prompt's inputs are not in host memory.
@@ -117,7 +129,9 @@ pub fn run_layer<R: Reads, O: Observer, C: Compute<R, O>>(
     residency: &mut Residency<R, O>,
     selection: &mut Selection,
 ) -> Result<(), C::Error> {
-    compute.select(residency, selection)?;
+    if let Some(weights) = compute.router().select(selection)? {
+        compute.write(Some(&selection.routing.ids), &weights);
+    }
     let mut scores = Vec::new();
     if !selection.is_later_split() {
         if residency.may_reroute(selection.phase()) {
@@ -125,7 +139,8 @@ pub fn run_layer<R: Reads, O: Observer, C: Compute<R, O>>(
         }
         demand(compute, residency, selection)?;
         residency.enter(selection);
-        scores = compute.scores(residency, selection);
+        scores = compute.router().scores(selection, residency.asks_routers());
+        compute.enter(residency, selection, &scores);
         if !selection.phase().is_decode() && selection.is_dense() {
             compute.expect(residency, selection);
         }

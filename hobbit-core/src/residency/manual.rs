@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use super::{
-    DeviceResidency, Landed, LayerShape, LayerStep, Layout, Parts, Place, Precisions, Read, Reads, Residency,
-    RestBytes, Selection, Split, StagingOptions, Target, VersionBytes,
+    DeviceResidency, LayerShape, LayerStep, Layout, Parts, Place, Precisions, Read, Reads, Residency, RestBytes,
+    Selection, Split, StagingOptions, Target, VersionBytes,
 };
 use crate::cache::policy::{self, PolicyKind, Shape, Weights};
 use crate::cache::{Cache, LayerLayout, PoolLayout, SliceKinds, SlotId};
@@ -12,6 +12,7 @@ use crate::expert::{ExpertId, SliceId, SliceKind, Version};
 use crate::load::{LoadClass, LoadStats};
 use crate::options::{PrecisionMode, PrecisionOptions};
 use crate::route::{Phase, Thresholds};
+use crate::store::ReadDone;
 
 /// The matrices of every expert.
 pub(super) const KINDS: [SliceKind; 3] = [SliceKind::Gate, SliceKind::Up, SliceKind::Down];
@@ -21,7 +22,7 @@ pub(super) const KINDS: [SliceKind; 3] = [SliceKind::Gate, SliceKind::Up, SliceK
 pub(super) struct Manual {
     /// By order of submission.
     pub(super) waiting: Vec<(LoadClass, Read)>,
-    landed: Vec<Landed<Read>>,
+    landed: Vec<ReadDone<Read>>,
     /// Contents of each slot's region. Missing while it is being written.
     pub(super) slots: HashMap<(SlotId, SliceKind), Version>,
     /// Contents of staging slots.
@@ -68,7 +69,7 @@ impl Manual {
             }
         }
         let result = if fails { Err(read) } else { Ok(read.bytes) };
-        self.landed.push(Landed { ticket: read.ticket, result });
+        self.landed.push(ReadDone { ticket: read.ticket, result });
     }
 }
 
@@ -76,7 +77,7 @@ impl Reads for Manual {
     /// The read that failed.
     type Error = Read;
 
-    fn submit(&mut self, class: LoadClass, reads: &[Read]) -> Vec<Landed<Read>> {
+    fn submit(&mut self, class: LoadClass, reads: &[Read]) -> Vec<ReadDone<Read>> {
         let mut refused = Vec::new();
         for &read in reads {
             assert!(self.waiting.iter().all(|(_, own)| own.ticket != read.ticket), "{read:?}: the ticket is in use");
@@ -90,7 +91,7 @@ impl Reads for Manual {
             }
             if self.refuses > 0 {
                 self.refuses -= 1;
-                refused.push(Landed { ticket: read.ticket, result: Err(read) });
+                refused.push(ReadDone { ticket: read.ticket, result: Err(read) });
                 continue;
             }
             self.n_submitted += 1;
@@ -121,11 +122,11 @@ impl Reads for Manual {
         }
     }
 
-    fn poll(&mut self, landed: &mut Vec<Landed<Read>>) {
+    fn poll(&mut self, landed: &mut Vec<ReadDone<Read>>) {
         landed.append(&mut self.landed);
     }
 
-    fn wait(&mut self, landed: &mut Vec<Landed<Read>>) -> bool {
+    fn wait(&mut self, landed: &mut Vec<ReadDone<Read>>) -> bool {
         if self.landed.is_empty() {
             let expected: Vec<usize> =
                 (0..self.waiting.len()).filter(|at| self.waiting[*at].0 != LoadClass::Fill).collect();
@@ -139,7 +140,7 @@ impl Reads for Manual {
         true
     }
 
-    fn drain(&mut self, landed: &mut Vec<Landed<Read>>) {
+    fn drain(&mut self, landed: &mut Vec<ReadDone<Read>>) {
         while !self.waiting.is_empty() {
             self.land(0, false);
         }

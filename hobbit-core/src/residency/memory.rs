@@ -6,13 +6,14 @@
 use std::collections::BTreeMap;
 
 use super::in_flight::{InFlight, Place, Staging};
-use super::interfaces::{DeviceResidency, Landed, Observer, Read, Reads, Target};
+use super::interfaces::{DeviceResidency, Observer, Read, Reads, Target};
 use super::layout::Layout;
 use super::selection::{LayerStep, Used};
 use crate::cache::{Cache, ShareId, SliceState, SlotId};
 use crate::expert::{ExpertId, SliceId, SliceKind, Version};
 use crate::load::LoadClass;
 use crate::predict::Popularity;
+use crate::store::ReadDone;
 
 /// The host's slots and the reads that fill them.
 pub struct Memory<R: Reads, O> {
@@ -266,7 +267,7 @@ impl<R: Reads, O: Observer> Memory<R, O> {
         self.pump();
     }
 
-    fn land_one(&mut self, Landed { ticket, result }: Landed<R::Error>) {
+    fn land_one(&mut self, ReadDone { ticket, result }: ReadDone<R::Error>) {
         let asked = self.in_flight.answer(ticket, &mut self.cache);
         // If an upgrade fails, the low version goes on serving. A read ahead that failed is tried again when its layer
         // runs, if it is needed at all.
@@ -379,7 +380,7 @@ impl<R: Reads, O: Observer> Memory<R, O> {
             let is_refused = |read: &&Read| refused.iter().any(|own| own.ticket == read.ticket);
             self.tell_observer(class, reads.iter().filter(|read| !is_refused(read)));
         }
-        for Landed { ticket, result } in refused {
+        for ReadDone { ticket, result } in refused {
             let target = self.in_flight.answer(ticket, &mut self.cache).target;
             if let (Err(error), false) = (result, class.is_background()) {
                 self.in_flight.failure.get_or_insert(error);

@@ -51,7 +51,7 @@ pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresByLayer};
 pub use begin::Counters;
 pub use drafts::Drafts;
 pub use in_flight::{Place, StagingOptions};
-pub use interfaces::{DeviceResidency, Landed, NeededExpert, Observer, Read, Reads, Target};
+pub use interfaces::{DeviceResidency, NeededExpert, Observer, Read, Reads, Target};
 pub use latency::Latency;
 pub use layer::{Compute, Router, WeightsFor, run_layer};
 pub use layout::{LayerShape, LayerShare, Layout, RestBytes, VersionBytes};

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 use crate::load::{LoadClass, LoadStats, LoaderOptions};
-use crate::residency::{Landed, Read, Reads};
+use crate::residency::{Read, Reads};
+use crate::store::ReadDone;
 
 /// Cost of reads; by default of an NVMe drive: 3 GB/s, 80 µs, 16 reads at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, SmartDefault)]
@@ -96,7 +97,7 @@ impl Link {
 impl Reads for Link {
     type Error = Infallible;
 
-    fn submit(&mut self, class: LoadClass, reads: &[Read]) -> Vec<Landed<Infallible>> {
+    fn submit(&mut self, class: LoadClass, reads: &[Read]) -> Vec<ReadDone<Infallible>> {
         self.bytes += reads.iter().map(|read| read.bytes).sum::<u64>();
         self.waiting[class.index()].extend(reads);
         Vec::new()
@@ -115,19 +116,19 @@ impl Reads for Link {
         }
     }
 
-    fn poll(&mut self, landed: &mut Vec<Landed<Infallible>>) {
+    fn poll(&mut self, landed: &mut Vec<ReadDone<Infallible>>) {
         self.advance(self.now);
-        landed.extend(self.landed.drain(..).map(|read| Landed { ticket: read.ticket, result: Ok(read.bytes) }));
+        landed.extend(self.landed.drain(..).map(|read| ReadDone { ticket: read.ticket, result: Ok(read.bytes) }));
     }
 
-    fn wait(&mut self, landed: &mut Vec<Landed<Infallible>>) -> bool {
+    fn wait(&mut self, landed: &mut Vec<ReadDone<Infallible>>) -> bool {
         let Some(at) = self.next_landing() else { return false };
         self.advance(at);
         self.poll(landed);
         true
     }
 
-    fn drain(&mut self, landed: &mut Vec<Landed<Infallible>>) {
+    fn drain(&mut self, landed: &mut Vec<ReadDone<Infallible>>) {
         while self.wait(landed) {}
     }
 

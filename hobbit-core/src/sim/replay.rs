@@ -148,6 +148,8 @@ impl<'a> Replay<'a> {
             Compute::Given { layer_seconds, .. } => layer_seconds,
         };
         let (phase, device) = (batch.phase, device.as_mut());
+        pass(residency, layer_seconds);
+        residency.catch_up();
         let mut layer = RecordedLayer { recording, config, record, phase, device, layer_seconds, rerouted: None };
         let Ok(()) = run_layer(&mut layer, residency, selection);
     }
@@ -179,6 +181,17 @@ impl DeviceResidency for RecordedLayer<'_> {
 
 impl Router for RecordedLayer<'_> {
     type Error = Infallible;
+
+    fn select(&mut self, selection: &mut Selection) -> Result<Option<Vec<f32>>, Infallible> {
+        select(selection, self.recording, self.phase, self.record);
+        Ok(None)
+    }
+
+    fn write(&mut self, ids: Option<&[u16]>, weights: &[f32]) {
+        if ids.is_some() {
+            self.rerouted = Some(weights.to_vec());
+        }
+    }
 
     fn weights(&mut self, _: &Selection, _: WeightsFor) -> Result<Vec<f32>, Infallible> {
         Ok(self.rerouted.as_ref().unwrap_or(&self.record.weights).clone())
@@ -221,28 +234,15 @@ impl residency::Compute<Link, Tally<'_>> for RecordedLayer<'_> {
         self
     }
 
-    fn select(&mut self, residency: &mut Host<'_>, selection: &mut Selection) -> Result<(), Infallible> {
-        pass(residency, self.layer_seconds);
-        residency.catch_up();
-        select(selection, self.recording, self.phase, self.record);
-        if let Some(device) = &mut self.device {
-            device.cache.begin_layer(self.record.layer, self.record.n_tokens);
-        }
-        Ok(())
-    }
-
-    fn write(&mut self, ids: Option<&[u16]>, weights: &[f32]) {
-        if ids.is_some() {
-            self.rerouted = Some(weights.to_vec());
-        }
-    }
-
     fn recorded_demands(&mut self, selection: &mut Selection) -> bool {
         !selection.is_rerouted() && recorded_demands(selection, self.recording, self.config, self.record)
     }
 
     /// A recording may have scores of some tokens only, so the policy gets them here.
-    fn scores(&mut self, residency: &mut Host<'_>, selection: &Selection) -> Vec<f32> {
+    fn enter(&mut self, residency: &mut Host<'_>, selection: &Selection, _: &[f32]) {
+        if let Some(device) = &mut self.device {
+            device.cache.begin_layer(self.record.layer, self.record.n_tokens);
+        }
         let mut scores = Vec::new();
         if !self.record.scores.is_empty() {
             for token in 0..self.record.n_tokens as usize {
@@ -251,7 +251,6 @@ impl residency::Compute<Link, Tally<'_>> for RecordedLayer<'_> {
                 }
             }
         }
-        Vec::new()
     }
 
     fn token_choices(&self, selection: &Selection) -> TokenChoices {

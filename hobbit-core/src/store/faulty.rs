@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Store;
 use super::StoreError;
-use super::request::{Completion, ReadDone, ReadRequest};
+use super::{Completion, ReadDone, ReadRequest};
 use crate::expert::Extent;
 use crate::random::SplitMix64;
 

@@ -4,8 +4,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::request::SlotPtr;
-use super::window::BLOCK_BYTES;
+use super::BLOCK_BYTES;
+use super::SlotPtr;
 use crate::expert::Extent;
 use crate::planes::{self, HIGH_BYTES, LOW_BYTES, Q4_1_BYTES, Q8_0_BYTES};
 

@@ -11,8 +11,8 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use super::Store;
 use super::StoreError;
 use super::form::Unit;
-use super::request::{Completion, ReadDone, ReadRequest};
 use super::threads;
+use super::{Completion, ReadDone, ReadRequest};
 use crate::expert::Extent;
 
 /// Bytes of one read of a source.

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use super::super::arena::Arena;
 use super::super::form::{BUFFER_BYTES, BUFFERS_MAX, Unit};
-use super::super::request::SlotPtr;
-use super::super::window::{BLOCK_BYTES, Chunk, Window};
+use super::super::{BLOCK_BYTES, SlotPtr};
+use super::slices::{Chunk, Window};
 use crate::expert::Extent;
 
 #[derive(Default)]

@@ -18,9 +18,9 @@ use crate::engine::memory::host_reads::{Host, HostReads, ShareView};
 use crate::engine::memory::recorder::Recorder;
 use crate::engine::memory::tiers::{OtherTiers, TiersView};
 use crate::engine::seam::buffer::{table_of, tag_of};
-use crate::engine::seam::calling::{self, Purpose, phase, router_weights};
-use crate::engine::seam::experts::{ExpertTag, RouterValues};
-use crate::engine::seam::layer_router::{self, Abort, Failed, LayerRouter, router_input, rows_of, weights_tensor};
+use crate::engine::seam::calling::{self, Purpose, phase};
+use crate::engine::seam::experts::ExpertTag;
+use crate::engine::seam::layer_router::{self, Abort, Failed, LayerRouter};
 use crate::engine::seam::registration::Computes;
 use hobbit_core::expert::{SliceId, SliceKind, Version};
 use hobbit_core::gguf::ExpertMap;
@@ -131,11 +131,8 @@ impl ExpertBackend {
         // SAFETY: nodes of a live graph, which outlives this call; the router's part was computed by earlier splits
         // into host memory.
         let router = unsafe {
-            let weights = weights_of_layer(tag.layer, nodes);
-            let needs_input = phase.is_decode() && routers.want_input(host) || host.may_reroute(phase);
-            let input = if needs_input { router_input(routers, tag.layer, nodes[0], ids) } else { None };
-            let values = [Some(RouterValues::of(&*ids, 0)), weights];
-            LayerRouter::new(routers, split, nodes[0], values, rows_of(input), "")
+            let wants_input = phase.is_decode() && routers.want_input(host.asks_routers()) || host.may_reroute(phase);
+            LayerRouter::of_split(routers, split, nodes, wants_input)
         };
         let mut layer = CpuLayer { backend: self, router, devices, graph, nodes };
         let result = run_layer(&mut layer, host, &mut selection);
@@ -283,18 +280,6 @@ impl<'a> Compute<HostReads, Recorder> for CpuLayer<'a> {
         &mut self.router
     }
 
-    fn select(&mut self, _: &mut Host, selection: &mut Selection) -> Result<(), Failed> {
-        self.router.select(selection).map(drop)
-    }
-
-    fn write(&mut self, ids: Option<&[u16]>, weights: &[f32]) {
-        self.router.write(ids, weights);
-    }
-
-    fn scores(&mut self, host: &mut Host, selection: &Selection) -> Vec<f32> {
-        self.router.scores(host, selection)
-    }
-
     fn expect(&mut self, host: &Host, selection: &mut Selection) {
         self.router.popularity(host, selection);
     }
@@ -386,16 +371,6 @@ unsafe fn note_compute_buffer(buffer: ggml_backend_buffer_t) {
             calling::set_compute_buffer(start..start + llama::ggml_backend_buffer_get_size(buffer));
         }
     }
-}
-
-/// A layer's router weights.
-///
-/// # Safety
-/// Nodes of a live graph.
-unsafe fn weights_of_layer(layer: u16, nodes: &[*mut ggml_tensor]) -> Option<RouterValues> {
-    // SAFETY: by the caller; sources of a live node are live.
-    let beside = |&node: &*mut ggml_tensor| unsafe { weights_tensor(node).map(|w| RouterValues::of(&*w, 1)) };
-    nodes.iter().find_map(beside).or_else(|| router_weights(layer))
 }
 
 /// The row of a pair in a product's input, `[n_in, n_used or 1, n_tokens]`, or result, `[n_out, n_used, n_tokens]`.

@@ -12,7 +12,7 @@ use hobbit_core::expert::{ExpertId, Extent, SliceId, SliceKind, Version};
 use hobbit_core::gguf::{Catalog, LayerCatalog, SliceShape, SliceSource, Stored, VersionSource};
 use hobbit_core::load::{LoadClass, LoadStats, Loader};
 use hobbit_core::residency::{
-    Landed, LayerShape, LayerShare, Layout, Place, Read, Reads, Residency, RestBytes, Target, Used, VersionBytes,
+    LayerShape, LayerShare, Layout, Place, Read, Reads, Residency, RestBytes, Target, Used, VersionBytes,
 };
 use hobbit_core::store::{Arena, Form, HighPlane, Order, Part, ReadDone, ReadRequest, Rows, SlotPtr, StoreError};
 
@@ -304,17 +304,12 @@ impl HostReads {
 impl Reads for HostReads {
     type Error = StoreError;
 
-    fn submit(&mut self, class: LoadClass, reads: &[Read]) -> Vec<Landed<StoreError>> {
+    fn submit(&mut self, class: LoadClass, reads: &[Read]) -> Vec<ReadDone> {
         let requests: Vec<ReadRequest> = reads.iter().map(|read| self.request(read)).collect();
         for arena in self.pools.iter().chain([&self.staging]) {
             requests.iter().for_each(|request| arena.need(request.dst.as_ptr(), request.capacity));
         }
-        let refused = self.loader.submit(class, requests).into_iter();
-        let too_many = |ReadRequest { ticket, extent: Extent { offset, len, .. }, .. }| Landed {
-            ticket,
-            result: Err(StoreError::TooManyReads { offset, len }),
-        };
-        refused.map(too_many).collect()
+        self.loader.submit(class, requests)
     }
 
     fn withdraw(&mut self, class: LoadClass, unwanted: &mut dyn FnMut(u64) -> bool) -> Vec<u64> {
@@ -325,18 +320,18 @@ impl Reads for HostReads {
         self.loader.promote(needed, to);
     }
 
-    fn poll(&mut self, landed: &mut Vec<Landed<StoreError>>) {
-        landed.extend(self.loader.poll().into_iter().map(answer));
+    fn poll(&mut self, landed: &mut Vec<ReadDone>) {
+        landed.extend(self.loader.poll());
     }
 
-    fn wait(&mut self, landed: &mut Vec<Landed<StoreError>>) -> bool {
+    fn wait(&mut self, landed: &mut Vec<ReadDone>) -> bool {
         let Some(done) = self.loader.wait() else { return false };
-        landed.extend(done.into_iter().map(answer));
+        landed.extend(done);
         true
     }
 
-    fn drain(&mut self, landed: &mut Vec<Landed<StoreError>>) {
-        landed.extend(self.loader.drain().into_iter().map(answer));
+    fn drain(&mut self, landed: &mut Vec<ReadDone>) {
+        landed.extend(self.loader.drain());
     }
 
     fn outstanding(&self) -> usize {
@@ -407,10 +402,6 @@ pub(crate) fn layout_of(catalog: &Catalog, cache: &Cache) -> Layout {
         Some(bytes)
     };
     Layout::new(catalog.layers.iter().map(shape), cache, bytes)
-}
-
-fn answer(done: ReadDone) -> Landed<StoreError> {
-    Landed { ticket: done.ticket, result: done.result }
 }
 
 fn slice_of(slices: &[SliceShape], kind: SliceKind) -> (usize, &SliceShape) {

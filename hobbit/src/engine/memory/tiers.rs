@@ -141,9 +141,9 @@ impl Routers {
         }
     }
 
-    /// Whether the router's input of a decode batch is needed.
-    pub(crate) fn want_input(&self, host: &Host) -> bool {
-        self.wants_scores && self.walk.is_none() || self.ask_ahead(host)
+    /// Whether the router's input of a decode batch is needed. `asks_ahead`: for the next layers' routers, too.
+    pub(crate) fn want_input(&self, asks_ahead: bool) -> bool {
+        self.wants_scores && self.walk.is_none() || self.ask_ahead(asks_ahead)
     }
 
     /// The scores that the router of `layer` gives all of its experts for tokens with these inputs,
@@ -154,7 +154,7 @@ impl Routers {
     /// `ids` is a live node that was computed: the router's choice.
     pub(crate) unsafe fn scores(
         &mut self,
-        host: &Host,
+        asks_ahead: bool,
         layer: u16,
         ids: *mut ggml_tensor,
         inputs: &[&[f32]],
@@ -165,7 +165,7 @@ impl Routers {
         }
         // SAFETY: by the caller.
         if inputs.is_empty()
-            || !self.want_input(host)
+            || !self.want_input(asks_ahead)
             || !(self.gates.knows(layer) || unsafe { gates::learn(&mut self.gates, layer, ids, n_expert) })
             || !self.wants_scores
         {
@@ -185,9 +185,9 @@ impl Routers {
         }
     }
 
-    /// Whether routers are asked about the experts of later layers.
-    pub(crate) fn ask_ahead(&self, host: &Host) -> bool {
-        self.walk.is_none() && host.asks_routers()
+    /// Whether routers are asked about the experts of later layers, where prefetches ask for it: recorded routes know.
+    pub(crate) fn ask_ahead(&self, asks_ahead: bool) -> bool {
+        self.walk.is_none() && asks_ahead
     }
 
     /// Expected popularity of experts in the layer after `layer` for a prompt's tokens, whose inputs of the router of

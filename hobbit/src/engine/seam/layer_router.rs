@@ -149,6 +149,27 @@ pub(crate) struct LayerRouter<'a> {
 }
 
 impl<'a> LayerRouter<'a> {
+    /// The router of a split in host memory. Its weights are beside the products `nodes`, or were seen by the hook.
+    /// `wants_input`: the router's input is needed.
+    ///
+    /// # Safety
+    /// As [`LayerRouter::new`]; `nodes[0]` is the layer's first product.
+    pub(crate) unsafe fn of_split(
+        routers: &'a mut Routers,
+        split: Split<'a>,
+        nodes: &[*mut ggml_tensor],
+        wants_input: bool,
+    ) -> Self {
+        // SAFETY: by the caller; sources of a live node are live.
+        unsafe {
+            let ids = (*nodes[0]).src[2];
+            let beside = |&node: &*mut ggml_tensor| weights_tensor(node).map(|weights| RouterValues::of(&*weights, 1));
+            let weights = nodes.iter().find_map(beside).or_else(|| calling::router_weights(split.layer));
+            let input = if wants_input { router_input(routers, split.layer, nodes[0], ids) } else { None };
+            Self::new(routers, split, nodes[0], [Some(RouterValues::of(&*ids, 0)), weights], rows_of(input), "")
+        }
+    }
+
     /// # Safety
     /// While this lives, the product, the nodes of `ids` and `weights` and their values are live, and computed already.
     pub(crate) unsafe fn new(
@@ -173,81 +194,9 @@ impl<'a> LayerRouter<'a> {
         self.split.kinds
     }
 
-    /// Sets the router's choice, or the next recorded route, which is written over it. Returns whether it is recorded.
-    ///
-    /// # Errors
-    /// An id that is no expert, or a route without the router's weights; this is reported.
-    pub(crate) fn select(&mut self, selection: &mut Selection) -> Result<bool, Failed> {
-        // SAFETY: by `new`.
-        selection.set(&self.split, unsafe { self.ids.read() }).map_err(|id| {
-            let Split { layer, n_expert, .. } = self.split;
-            failed(format!("layer {layer}: the router chose expert {id} of {n_expert}"))
-        })?;
-        if self.routers.walk.is_none() || selection.is_later_split() {
-            return Ok(false);
-        }
-        let (layer, ids) = (self.split.layer, self.ids);
-        let Some(weights) = self.weights_like(&selection.routing) else {
-            return Err(failed(format!(
-                "layer {layer}: this architecture's router weights were not found, and recorded routes need them"
-            )));
-        };
-        let routes = self.routers.walk.as_mut().map(|walk| walk.enter(layer, ids.n_tokens)).unwrap_or_default();
-        for (token, (experts, shares)) in routes.into_iter().enumerate() {
-            for (rank, (expert, weight)) in experts.into_iter().zip(shares).enumerate() {
-                // SAFETY: by `new`: a route has as many ranks as the model's tokens, which was checked when it was
-                // read.
-                unsafe {
-                    ids.at::<i32>(token, rank).write_unaligned(expert.into());
-                    weights.at::<f32>(token, rank).write_unaligned(weight);
-                }
-            }
-        }
-        // SAFETY: by `new`.
-        let followed = selection.routing.set(unsafe { ids.read() }, ids.n_used, self.split.n_expert);
-        followed.map(|()| true).map_err(|_| GGML_STATUS_FAILED)
-    }
-
-    /// Overwrites the router's ids, if some are given, and weights: biases and scales of experts read them too.
-    pub(crate) fn write(&mut self, new_ids: Option<&[u16]>, new_weights: &[f32]) {
-        let n_used = self.ids.n_used.max(1);
-        let places = (0..new_weights.len()).map(|position| (position / n_used, position % n_used));
-        for (position, (token, rank)) in places.enumerate() {
-            // SAFETY: by `new`: as many values as were read.
-            unsafe {
-                if let Some(ids) = new_ids {
-                    self.ids.at::<i32>(token, rank).write_unaligned(ids[position].into());
-                }
-                if let Some(weights) = &self.weights {
-                    weights.at::<f32>(token, rank).write_unaligned(new_weights[position]);
-                }
-            }
-        }
-    }
-
-    /// As [`Routers::scores`], for the tokens of a batch that decodes. A device's logits may differ from those computed
-    /// here in the last bits.
-    pub(crate) fn scores(&mut self, host: &Host, selection: &Selection) -> Vec<f32> {
-        if !selection.is_new_decode() {
-            return Vec::new();
-        }
-        let Split { layer, n_expert, .. } = self.split;
-        let (gates, ids) = (&mut self.routers.gates, self.ids.tensor());
-        match self.logits {
-            // SAFETY: by `new`.
-            Some(logits) if gates.knows(layer) || unsafe { gates::learn(gates, layer, ids, n_expert) } => {
-                let mut scores = gates.scores_of_logits(layer, logits);
-                as_recorded(&mut scores);
-                scores
-            }
-            // SAFETY: by `new`.
-            _ => unsafe { self.routers.scores(host, layer, ids, &self.inputs, n_expert) },
-        }
-    }
-
     /// As [`Routers::popularity`].
     pub(crate) fn popularity(&mut self, host: &Host, selection: &mut Selection) {
-        if !self.routers.ask_ahead(host) {
+        if !self.routers.ask_ahead(host.asks_routers()) {
             return;
         }
         let Split { layer, n_expert, .. } = self.split;
@@ -284,6 +233,74 @@ impl<'a> LayerRouter<'a> {
 
 impl hobbit_core::residency::Router for LayerRouter<'_> {
     type Error = Failed;
+
+    /// # Errors
+    /// An id that is no expert, or a route without the router's weights; this is reported.
+    fn select(&mut self, selection: &mut Selection) -> Result<Option<Vec<f32>>, Failed> {
+        let Split { layer, n_expert, .. } = self.split;
+        // SAFETY: by `new`.
+        selection
+            .set(&self.split, unsafe { self.ids.read() })
+            .map_err(|id| failed(format!("layer {layer}: the router chose expert {id} of {n_expert}")))?;
+        if self.routers.walk.is_none() || selection.is_later_split() {
+            return Ok(None);
+        }
+        let routing = &mut selection.routing;
+        let Some(weights) = self.weights_like(routing) else {
+            return Err(failed(format!(
+                "layer {layer}: this architecture's router weights were not found, and recorded routes need them"
+            )));
+        };
+        // SAFETY: by `new`.
+        let mut weights: Vec<f32> = unsafe { weights.read() }.collect();
+        let mut ids = routing.ids.clone();
+        let (n_used, n_tokens) = (routing.n_used, routing.n_tokens);
+        let routes = self.routers.walk.as_mut().map(|walk| walk.enter(layer, n_tokens)).unwrap_or_default();
+        // A route has as many ranks as the model's tokens, which was checked when it was read.
+        for (token, (experts, shares)) in routes.into_iter().enumerate() {
+            for (at, (expert, weight)) in (token * n_used..).zip(experts.into_iter().zip(shares)) {
+                (ids[at], weights[at]) = (expert, weight);
+            }
+        }
+        let followed = routing.set(ids.into_iter().map(i32::from), n_used, n_expert);
+        followed.map(|()| Some(weights)).map_err(|_| GGML_STATUS_FAILED)
+    }
+
+    fn write(&mut self, new_ids: Option<&[u16]>, new_weights: &[f32]) {
+        let n_used = self.ids.n_used.max(1);
+        let places = (0..new_weights.len()).map(|position| (position / n_used, position % n_used));
+        for (position, (token, rank)) in places.enumerate() {
+            // SAFETY: by `new`: as many values as were read.
+            unsafe {
+                if let Some(ids) = new_ids {
+                    self.ids.at::<i32>(token, rank).write_unaligned(ids[position].into());
+                }
+                if let Some(weights) = &self.weights {
+                    weights.at::<f32>(token, rank).write_unaligned(new_weights[position]);
+                }
+            }
+        }
+    }
+
+    /// [`Routers::scores`] of a batch that decodes. A device's logits may differ from those computed here in the last
+    /// bits.
+    fn scores(&mut self, selection: &Selection, asks_ahead: bool) -> Vec<f32> {
+        if !selection.is_new_decode() {
+            return Vec::new();
+        }
+        let Split { layer, n_expert, .. } = self.split;
+        let (gates, ids) = (&mut self.routers.gates, self.ids.tensor());
+        match self.logits {
+            // SAFETY: by `new`.
+            Some(logits) if gates.knows(layer) || unsafe { gates::learn(gates, layer, ids, n_expert) } => {
+                let mut scores = gates.scores_of_logits(layer, logits);
+                as_recorded(&mut scores);
+                scores
+            }
+            // SAFETY: by `new`.
+            _ => unsafe { self.routers.scores(asks_ahead, layer, ids, &self.inputs, n_expert) },
+        }
+    }
 
     fn weights(&mut self, selection: &Selection, purpose: WeightsFor) -> Result<Vec<f32>, Failed> {
         let (found, use_) = match purpose {

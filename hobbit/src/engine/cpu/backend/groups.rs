@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::*;
+use crate::engine::seam::experts::RouterValues;
 use hobbit_core::expert::Precision;
 
 impl ExpertBackend {

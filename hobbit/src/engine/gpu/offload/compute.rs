@@ -497,7 +497,8 @@ unsafe fn wanted_values(
     } else {
         None
     };
-    let needs_input = phase.is_decode() && routers.want_input(host) && (logits.is_none() || host.asks_routers());
+    let needs_input =
+        phase.is_decode() && routers.want_input(host.asks_routers()) && (logits.is_none() || host.asks_routers());
     // SAFETY: nodes of a live graph; those before the region have been submitted, and none behind.
     let (shown, of_router) = unsafe {
         match (needs_input || reroutes).then(|| shown_input(layer, ids)) {

@@ -6,6 +6,7 @@ use crate::engine::ggml::graph::may_swap;
 use crate::engine::gpu::offload::helper::{HostChain, chain_of};
 use crate::engine::gpu::offload::launch::Members;
 use crate::engine::memory::host_reads::{ShareView, host_bytes};
+use hobbit_core::residency::Router;
 use hobbit_core::route::Routing;
 
 /// The device's part of a step.
@@ -49,31 +50,18 @@ impl<'a> Compute<HostReads, Recorder> for DeviceLayer<'a, '_> {
         &mut self.router
     }
 
-    fn select(&mut self, _: &mut Host, selection: &mut Selection) -> Result<(), Failed> {
-        let is_recorded = self.router.select(selection)?;
-        if !selection.is_later_split() {
-            self.tier.cache.begin_layer(selection.layer(), self.tier.drafts.n_certain_of(selection));
-        }
-        if is_recorded {
-            self.write_back(true);
-        }
-        Ok(())
-    }
-
     fn write(&mut self, ids: Option<&[u16]>, weights: &[f32]) {
         self.router.write(ids, weights);
         self.write_back(ids.is_some());
     }
 
-    fn scores(&mut self, host: &mut Host, selection: &Selection) -> Vec<f32> {
-        let scores = self.router.scores(host, selection);
+    fn enter(&mut self, _: &mut Host, selection: &Selection, scores: &[f32]) {
         let Tier { cache, drafts, .. } = &mut *self.tier;
+        cache.begin_layer(selection.layer(), drafts.n_certain_of(selection));
         // Its policy knows no layers of the CPU.
-        let scored =
-            if cache.pools().shares().any(|share| share.layer == selection.layer()) { &scores[..] } else { &[] };
+        let scored = if cache.pools().shares().any(|share| share.layer == selection.layer()) { scores } else { &[] };
         let by_token = scored.chunks_exact(selection.n_expert).enumerate();
         by_token.for_each(|(token, scores)| drafts.scores(cache, selection, token, scores));
-        scores
     }
 
     fn products(&mut self, host: &mut Host, selection: &Selection, step: &LayerStep) -> Result<(), Failed> {
