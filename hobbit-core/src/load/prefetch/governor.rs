@@ -25,7 +25,7 @@ const ERRORS_MIN: f64 = 0.5;
 const ERRORS_CLEAR: f64 = 2.0;
 
 /// Part of a token's time that the standard error, and waits for reads, must exceed to count.
-const SHARE_MIN: f64 = 0.01;
+const PART_MIN: f64 = 0.01;
 
 /// Change of a token's time since the last trial that makes its result worthless.
 const CHANGE_MIN: f64 = 0.2;
@@ -98,7 +98,7 @@ pub struct GovernorReport {
 pub struct Governor {
     windows: Windows,
     /// Part of a token's time that the setting must win, or lose, to be switched.
-    share_min: f64,
+    part_min: f64,
     state: State,
     /// The last decision.
     decided_on: bool,
@@ -113,11 +113,18 @@ pub struct Governor {
     found: Option<(f64, f64)>,
     /// Tokens that are not measured.
     unsettled: u32,
-    /// Since the last trial: measured tokens, their running mean time, and that of their waits.
-    rested: u32,
-    lately: (f64, f64),
+    lately: Lately,
     /// Without the fields that follow from the state.
     report: GovernorReport,
+}
+
+/// Tokens measured since the last trial.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lately {
+    n: u32,
+    /// Running means of their time, and of their waits for reads.
+    seconds: f64,
+    waited: f64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -141,11 +148,11 @@ impl Governor {
         Self::on_trial(Windows { settings: &[ON, OFF, OFF, ON], measured: 8, settle: 2 }, 0.01)
     }
 
-    /// Off until a trial shows that it pays: that it wins `share_min` of a token's time. Setting 1 is on.
-    pub(crate) fn on_trial(windows: Windows, share_min: f64) -> Self {
+    /// Off until a trial shows that it pays: that it wins `part_min` of a token's time. Setting 1 is on.
+    pub(crate) fn on_trial(windows: Windows, part_min: f64) -> Self {
         Self {
             windows,
-            share_min,
+            part_min,
             rest: REST_TOKENS,
             state: State::Rest { left: FIRST_TOKENS, owed: 0 },
             ..Self::default()
@@ -242,49 +249,49 @@ impl Governor {
         (self.report.benefit_seconds, self.report.benefit_error_seconds) = (Some(benefit), Some(variance.sqrt()));
         if self.on.n > 0 && self.off.n > 0 && self.off.seconds > 0.0 {
             let square = self.off.seconds.powi(2);
-            let (share, variance) = (benefit / self.off.seconds, (variance / square).max(Self::VARIANCE_MIN));
-            let (before, weight) = self.found.map_or((0.0, 0.0), |(share, variance)| (share, KEEP / variance));
+            let (saved, variance) = (benefit / self.off.seconds, (variance / square).max(Self::VARIANCE_MIN));
+            let (before, weight) = self.found.map_or((0.0, 0.0), |(saved, variance)| (saved, KEEP / variance));
             let sum = weight + 1.0 / variance;
-            self.found = Some(((before * weight + share / variance) / sum, 1.0 / sum));
+            self.found = Some(((before * weight + saved / variance) / sum, 1.0 / sum));
         }
-        let (share, error) = self.found.map_or((0.0, f64::INFINITY), |(share, variance)| (share, variance.sqrt()));
-        let margin = f64::max(ERRORS_MIN * error, self.share_min);
-        let (is_on, reason) = match share {
-            _ if share > margin => (true, GovernorReason::Pays),
-            _ if share < -margin => (false, GovernorReason::Harms),
+        let (saved, error) = self.found.map_or((0.0, f64::INFINITY), |(saved, variance)| (saved, variance.sqrt()));
+        let margin = f64::max(ERRORS_MIN * error, self.part_min);
+        let (is_on, reason) = match saved {
+            _ if saved > margin => (true, GovernorReason::Pays),
+            _ if saved < -margin => (false, GovernorReason::Harms),
             _ => (self.decided_on, GovernorReason::NoDifference),
         };
-        let is_clear = share.abs() > ERRORS_CLEAR * error || error < SHARE_MIN;
+        let is_clear = saved.abs() > ERRORS_CLEAR * error || error < PART_MIN;
         let is_confirmed = self.decided_on == is_on && self.report.trials > 1;
         self.report.given_up += u64::from(!is_on && (self.decided_on || self.report.trials == 1));
         self.rest =
             if is_confirmed && is_clear { self.rest.saturating_mul(2).min(REST_TOKENS_MAX) } else { REST_TOKENS };
         // Half of a trial's tokens have the worse setting.
-        let lost = 2.0 * f64::from(self.windows.tokens()) * share.abs();
+        let lost = 2.0 * f64::from(self.windows.tokens()) * saved.abs();
         let owed = (lost / COST_MAX).min(f64::from(REST_TOKENS_MAX)) as u32;
         self.decided_on = is_on;
         self.report.reason = reason;
-        (self.rested, self.lately) = Default::default();
+        self.lately = Lately::default();
         self.state = State::Rest { left: self.rest.max(owed), owed };
         self.interrupt();
     }
 
     /// Running means over as many tokens as a trial measures.
     fn watch(&mut self, seconds: f64, waited: f64) {
-        self.rested = self.rested.saturating_add(1);
-        let n = f64::from(self.rested.min(4 * self.windows.measured));
-        self.lately.0 += (seconds - self.lately.0) / n;
-        self.lately.1 += (waited - self.lately.1) / n;
+        self.lately.n = self.lately.n.saturating_add(1);
+        let n = f64::from(self.lately.n.min(4 * self.windows.measured));
+        self.lately.seconds += (seconds - self.lately.seconds) / n;
+        self.lately.waited += (waited - self.lately.waited) / n;
     }
 
     /// Whether tokens take another time than in the last trial, beyond what chance explains.
     fn has_changed(&self) -> bool {
         let then = if self.decided_on { &self.on } else { &self.off };
-        if then.n == 0 || self.rested < 4 * self.windows.measured {
+        if then.n == 0 || self.lately.n < 4 * self.windows.measured {
             return false;
         }
         let margin = f64::max(CHANGE_MIN * then.seconds, 4.0 * then.variance().sqrt());
-        (self.lately.0 - then.seconds).abs() > margin
+        (self.lately.seconds - then.seconds).abs() > margin
     }
 
     /// Earlier trials no longer count; the next one comes in `left` tokens.
@@ -297,7 +304,7 @@ impl Governor {
 
     /// Whether a trial may find that the other setting is better: prefetching saves waits only.
     fn may_gain(&self) -> bool {
-        self.decided_on || self.lately.1 > SHARE_MIN * self.lately.0
+        self.decided_on || self.lately.waited > PART_MIN * self.lately.seconds
     }
 }
 
