@@ -88,12 +88,12 @@ pub(crate) struct OtherTiers<'a>([&'a mut [Tier]; 2]);
 impl OtherTiers<'_> {
     /// Whether an upload that may not have run reads a staging slot of the host.
     pub(crate) fn read(&self, slice: SliceId) -> bool {
-        self.0.iter().flat_map(|tiers| tiers.iter()).any(|tier| tier.is_reading(slice))
+        self.0.iter().flat_map(|tiers| tiers.iter()).any(|tier| tier.copies.is_reading(slice))
     }
 
     /// Whether one of these tiers has a version.
     pub(crate) fn have(&self, version: Version) -> bool {
-        self.0.iter().flat_map(|tiers| tiers.iter()).any(|tier| tier.is_resident(version))
+        self.0.iter().flat_map(|tiers| tiers.iter()).any(|tier| tier.slots.is_resident(version))
     }
 
     /// Whether one of these devices has pinned host memory.
@@ -243,7 +243,7 @@ impl Tiers {
     /// two tokens of an answer.
     pub(crate) fn fill_free_slots(&mut self, policy: PolicyKind, between_tokens: bool) {
         let has_all = self.description.plan.is_fully_resident();
-        if has_all || policy == PolicyKind::Learned && !self.tiers.iter().any(|tier| tier.has_layers) {
+        if has_all || policy == PolicyKind::Learned && !self.tiers.iter().any(|tier| tier.serves.layers) {
             self.host.fill_free_slots(between_tokens);
         }
     }
@@ -251,19 +251,19 @@ impl Tiers {
     /// A batch of `n_tokens` tokens begins.
     pub(crate) fn begin_batch(&mut self, phase: Phase, n_tokens: u32) {
         self.host.begin_batch(phase, n_tokens);
-        self.tiers.iter_mut().for_each(|tier| tier.begin_batch(phase));
+        self.tiers.iter_mut().for_each(|tier| tier.slots.begin_batch(phase));
     }
 
     /// Which tokens of the batch that has begun are drafts.
     pub(crate) fn expect_drafts(&mut self, is_draft: &[bool]) {
         self.host.drafts.expect(is_draft);
-        self.tiers.iter_mut().for_each(|tier| tier.drafts.expect(is_draft));
+        self.tiers.iter_mut().for_each(|tier| tier.slots.drafts.expect(is_draft));
     }
 
     /// Tells the policies which tokens of the batch that was evaluated last are accepted drafts.
     pub(crate) fn judge_drafts(&mut self, is_accepted: &[bool]) {
         self.host.judge_drafts(is_accepted);
-        self.tiers.iter_mut().for_each(|tier| tier.drafts.judge(&mut tier.cache, is_accepted));
+        self.tiers.iter_mut().for_each(|tier| tier.slots.drafts.judge(&mut tier.slots.cache, is_accepted));
     }
 
     /// A batch was evaluated in `seconds`.
@@ -299,7 +299,7 @@ impl Tiers {
         }
         self.host.observer_mut().begin_sequence();
         self.host.begin_sequence();
-        self.tiers.iter_mut().for_each(|tier| tier.cache.begin_sequence());
+        self.tiers.iter_mut().for_each(|tier| tier.slots.cache.begin_sequence());
     }
 
     /// Records the initial residents of the host's cache in the trace.
@@ -346,8 +346,8 @@ impl Tiers {
             return Ok(());
         }
         for tier in &mut self.tiers {
-            for layer in tier.whole_layers(|layer| self.host.layout().n_expert(layer)) {
-                if tier.is_empty(layer) {
+            for layer in tier.slots.whole_layers(|layer| self.host.layout().n_expert(layer)) {
+                if tier.slots.is_empty(layer) {
                     preload_layer(&mut self.host, tier, layer)?;
                 }
             }
@@ -401,9 +401,9 @@ impl Tiers {
     fn warm_up_device(&mut self, saved: &SavedCache) -> u64 {
         let Self { tiers, host, .. } = self;
         let Some(tier) = tiers.iter_mut().find(|tier| tier.report.name == saved.name) else { return 0 };
-        let mut versions = tier.begin_warm_up(saved);
+        let mut versions = tier.slots.begin_warm_up(saved);
         versions
-            .retain(|version| !tier.complete.contains(&version.expert.layer) && host.layout().has_version(*version));
+            .retain(|version| !tier.slots.whole.contains(&version.expert.layer) && host.layout().has_version(*version));
         // Layer by layer; the order within a layer is that of their last uses.
         versions.sort_by_key(|version| version.expert.layer);
         let is_alike = |a: &Version, b: &Version| (a.expert.layer, a.precision) == (b.expert.layer, b.precision);
@@ -430,7 +430,10 @@ impl Tiers {
         self.host.quiesce();
         let mut state = CacheState { caches: vec![self.host.memory.save(HOST)], ..CacheState::default() };
         state.caches.extend(
-            self.tiers.iter_mut().filter(|tier| !tier.is_unified()).map(|tier| tier.cache.save(&tier.report.name)),
+            self.tiers
+                .iter_mut()
+                .filter(|tier| !tier.is_unified())
+                .map(|tier| tier.slots.cache.save(&tier.report.name)),
         );
         file.write(state);
     }
@@ -443,7 +446,7 @@ fn preload_layer(host: &mut Host, tier: &mut Tier, layer: u16) -> Result<(), Sto
             return Ok(());
         }
     }
-    tier.complete.insert(layer);
+    tier.slots.whole.insert(layer);
     Ok(())
 }
 

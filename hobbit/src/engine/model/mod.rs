@@ -444,7 +444,7 @@ impl Model {
             put(version.expert.layer, version.expert.index, place);
         }
         for tier in &memories.tiers {
-            for (version, _) in tier.cache.residents() {
+            for (version, _) in tier.slots.cache.residents() {
                 put(version.expert.layer, version.expert.index, ExpertPlace::OnDevice);
             }
         }

@@ -183,7 +183,8 @@ fn build(
     let how = if interleavings.is_plain() { "" } else { "; experts rearranged for this CPU" };
     let io_choice = format!("{choice}{how}{}", shared.experts.tables().describe());
     let mut description = describe(model, &setup, &tiers, &rules, io_choice);
-    let host_slots = host_slots.into_iter().chain(tiers.iter().filter_map(Tier::slots_by_layer));
+    let host_slots =
+        host_slots.into_iter().chain(tiers.iter().filter_map(|tier| tier.slots.by_layer(&tier.report.name)));
     description.caching.slots_by_layer.extend(host_slots);
     let recorder = match &options.trace {
         Some(path) => {

@@ -52,14 +52,14 @@ thread_local! {
 impl Purpose {
     /// The current call's purpose.
     pub(crate) fn current() -> Option<Self> {
-        CALLING.with_borrow(|own| own.purpose)
+        CALLING.with_borrow(|calling| calling.purpose)
     }
 
     /// Calls `run`, which makes a context or evaluates on it, with this purpose.
     pub(crate) fn during<R>(self, run: impl FnOnce() -> R) -> R {
-        let before = CALLING.with_borrow_mut(|own| own.purpose.replace(self));
+        let before = CALLING.with_borrow_mut(|calling| calling.purpose.replace(self));
         let result = run();
-        CALLING.with_borrow_mut(|own| own.purpose = before);
+        CALLING.with_borrow_mut(|calling| calling.purpose = before);
         result
     }
 }
@@ -74,73 +74,73 @@ pub(crate) fn while_loading<T>(experts: &Arc<Experts>, load: impl FnOnce() -> T)
     struct Reset;
     impl Drop for Reset {
         fn drop(&mut self) {
-            CALLING.with_borrow_mut(|own| own.loading = None);
+            CALLING.with_borrow_mut(|calling| calling.loading = None);
         }
     }
-    CALLING.with_borrow_mut(|own| own.loading = Some(Arc::clone(experts)));
+    CALLING.with_borrow_mut(|calling| calling.loading = Some(Arc::clone(experts)));
     let _reset = Reset;
     load()
 }
 
 /// Experts of the model that this call loads.
 pub(crate) fn loading() -> Option<Arc<Experts>> {
-    CALLING.with_borrow(|own| own.loading.clone())
+    CALLING.with_borrow(|calling| calling.loading.clone())
 }
 
 /// Records why the current call fails. Keeps the first reason.
 pub(crate) fn fail(reason: impl Into<String>) {
-    CALLING.with_borrow_mut(|own| {
-        own.failure.get_or_insert_with(|| reason.into());
+    CALLING.with_borrow_mut(|calling| {
+        calling.failure.get_or_insert_with(|| reason.into());
     });
 }
 
 /// Takes the recorded reason.
 pub(crate) fn take_failure() -> Option<String> {
-    CALLING.with_borrow_mut(|own| own.failure.take())
+    CALLING.with_borrow_mut(|calling| calling.failure.take())
 }
 
 /// Notes the weights of the layer that is computed.
 pub(crate) fn set_router_weights(layer: u16, weights: RouterValues) {
-    CALLING.with_borrow_mut(|own| own.router_weights = Some((layer, weights)));
+    CALLING.with_borrow_mut(|calling| calling.router_weights = Some((layer, weights)));
 }
 
 /// Notes the input of the router of the layer that is computed.
 pub(crate) fn set_router_input(layer: u16, input: RouterValues) {
-    CALLING.with_borrow_mut(|own| own.router_input = Some((layer, input)));
+    CALLING.with_borrow_mut(|calling| calling.router_input = Some((layer, input)));
 }
 
 /// Forgets weights and input when the batch ends, which they do not outlive.
 pub(crate) fn forget_router() {
-    CALLING.with_borrow_mut(|own| (own.router_weights, own.router_input) = (None, None));
+    CALLING.with_borrow_mut(|calling| (calling.router_weights, calling.router_input) = (None, None));
 }
 
 /// The weights of `layer`, if a router hook saw them last.
 pub(crate) fn router_weights(layer: u16) -> Option<RouterValues> {
-    CALLING.with_borrow(|own| own.router_weights.filter(|(seen, _)| *seen == layer).map(|(_, weights)| weights))
+    CALLING.with_borrow(|calling| calling.router_weights.filter(|(seen, _)| *seen == layer).map(|(_, weights)| weights))
 }
 
 /// The input of the router of `layer`, if a router hook saw it last.
 pub(crate) fn router_input(layer: u16) -> Option<RouterValues> {
-    CALLING.with_borrow(|own| own.router_input.filter(|(seen, _)| *seen == layer).map(|(_, input)| input))
+    CALLING.with_borrow(|calling| calling.router_input.filter(|(seen, _)| *seen == layer).map(|(_, input)| input))
 }
 
 /// Notes the addresses of the buffer that holds the graph's results.
 pub(crate) fn set_compute_buffer(addresses: Range<usize>) {
-    CALLING.with_borrow_mut(|own| own.compute_buffer = Some(addresses));
+    CALLING.with_borrow_mut(|calling| calling.compute_buffer = Some(addresses));
 }
 
 /// Takes the addresses noted since the last call of this function. llama.cpp may free the buffer when it evaluates
 /// again.
 pub(crate) fn take_compute_buffer() -> Option<Range<usize>> {
-    CALLING.with_borrow_mut(|own| own.compute_buffer.take())
+    CALLING.with_borrow_mut(|calling| calling.compute_buffer.take())
 }
 
 /// Counts a backend of the expert device.
 pub(crate) fn count_backend() {
-    CALLING.with_borrow_mut(|own| own.n_backends += 1);
+    CALLING.with_borrow_mut(|calling| calling.n_backends += 1);
 }
 
 /// Number of the expert device's backends made by calls of this thread.
 pub(crate) fn n_backends_made() -> usize {
-    CALLING.with_borrow(|own| own.n_backends)
+    CALLING.with_borrow(|calling| calling.n_backends)
 }

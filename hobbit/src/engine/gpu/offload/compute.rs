@@ -37,7 +37,7 @@ use hobbit_core::load::balance::Miss;
 use hobbit_core::residency::{Compute, DeviceResidency, LayerStep, Selection, Split, Used, run_layer};
 use hobbit_core::route::{Pair, Phase};
 
-use self::layer::{Help, Stage, stages};
+use self::layer::{Help, Work, stages};
 
 /// Alignment of results on the host, in bytes.
 const RESULT_ALIGNMENT: usize = 64;
@@ -97,9 +97,7 @@ struct DeviceLayer<'a, 'b> {
     others: &'a mut OtherTiers<'b>,
     router: LayerRouter<'a>,
     region: Region<'a>,
-    /// The region's nodes.
-    nodes: Vec<Node>,
-    stages: Vec<Stage>,
+    work: Work,
     /// Products that were submitted before the router's choice was known.
     early: Option<EarlyProducts>,
     /// Nodes of the graph before this one have been submitted.
@@ -346,8 +344,7 @@ impl Offload {
             others,
             router,
             region,
-            nodes: own,
-            stages,
+            work: Work { nodes: own, stages },
             early,
             submitted: region.to,
             read_back,
@@ -379,7 +376,7 @@ impl Offload {
         if !std::mem::replace(&mut self.tried_early, true) && !self.wrapper.is_remote {
             self.early = Early::new(self.wrapper.inner, host.layout());
         }
-        let slots = tier.slots_of_layer(layer, host.layout().n_expert(layer));
+        let slots = tier.slots.of_layer(layer, host.layout().n_expert(layer), &tier.copies.arriving(layer));
         let (Some(early), Some(slots)) = (&mut self.early, slots) else { return Ok(None) };
         // SAFETY: by the caller.
         unsafe { early.begin(&mut self.launch, tier, (layer, ids), slots, products, read) }
@@ -575,7 +572,7 @@ impl Offload {
         let mut borrowed = Vec::new();
         for (node, tag) in products {
             let tier = memories.tier(self.wrapper.inner);
-            if let Some(weights) = tier.and_then(|tier| tier.complete(tag.layer, tag.kind)) {
+            if let Some(weights) = tier.and_then(|tier| tier.slots.complete(tag.layer, tag.kind)) {
                 memories.unseen.remove(&(tag.layer, tag.kind));
                 // SAFETY: by the caller.
                 unsafe {
@@ -585,7 +582,7 @@ impl Offload {
             }
         }
         if let Some(tier) = memories.tier(self.wrapper.inner).filter(|_| !borrowed.is_empty()) {
-            tier.lend(&self.launch.stream);
+            tier.slots.lend(&mut tier.copies, &self.launch.stream);
         }
         drop(guard);
         self.borrowed = borrowed;
@@ -607,7 +604,7 @@ impl Offload {
         let mut guard = self.experts.as_ref().map(|experts| experts.memories());
         let memories = guard.as_mut().and_then(|guard| guard.as_mut());
         if let Some(tier) = memories.and_then(|memories| memories.tier(self.wrapper.inner)) {
-            tier.returned(&self.launch.stream);
+            tier.slots.returned(&mut tier.copies, &self.launch.stream);
         }
     }
 

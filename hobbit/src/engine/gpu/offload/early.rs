@@ -112,7 +112,7 @@ impl Early {
             if products.iter().any(|&(node, _)| read.iter().flatten().any(|&read| overlap(node, read))) {
                 return Ok(None);
             }
-            let with_weights = |&(node, kind): &Node| Some((node, tier.tensor(layer, slots.pool, kind?)));
+            let with_weights = |&(node, kind): &Node| Some((node, tier.slots.tensor(layer, slots.pool, kind?)));
             let products: Vec<_> = products.iter().filter_map(with_weights).collect();
             // A token that chose experts without a slot has one slot several times. For weights that are not quantised,
             // CUDA's kernels leave out all ranks of a repeated slot but one, or end the process.

@@ -293,11 +293,11 @@ impl Launch {
             let mut staged = products.iter().filter(|(product, _)| product.used.row.is_none()).peekable();
             if staged.peek().is_some() {
                 self.submit(tier)?;
-                tier.used_on_host(&self.stream, staged.map(|(product, _)| product.slice));
+                tier.copies.used_on_host(&self.stream, staged.map(|(product, _)| product.slice));
             }
         } else if products.iter().any(|(_, weights)| matches!(weights, Weights::Single { .. })) {
             self.submit(tier)?;
-            tier.used(&self.stream, products.iter().map(|(product, _)| product.slice));
+            tier.copies.used(&self.stream, products.iter().map(|(product, _)| product.slice));
         }
         Ok(())
     }

@@ -95,35 +95,35 @@ impl UploadsAhead {
 
     /// Whether no product waits for any upload after `waited` up to `submitted`.
     pub(super) fn are_all(&self, waited: u64, submitted: u64) -> bool {
-        let beyond = |own: &Underway| (own.last.min(submitted) + 1).saturating_sub(own.first.max(waited + 1));
+        let beyond = |copies: &Underway| (copies.last.min(submitted) + 1).saturating_sub(copies.first.max(waited + 1));
         self.underway.iter().map(beyond).sum::<u64>() == submitted.saturating_sub(waited)
     }
 
     /// Uploads up to `done` have run; returns the host slots to unpin.
     pub(super) fn run_until(&mut self, done: u64) -> Vec<SlotId> {
-        let n = self.underway.iter().take_while(|own| own.last <= done).count();
-        self.underway.drain(..n).flat_map(|own| own.pins).collect()
+        let n = self.underway.iter().take_while(|copies| copies.last <= done).count();
+        self.underway.drain(..n).flat_map(|copies| copies.pins).collect()
     }
 
     /// The last upload for a layer that is over.
     fn last_over(&self) -> Option<u64> {
-        self.underway.iter().filter(|own| own.is_over).map(|own| own.last).max()
+        self.underway.iter().filter(|copies| copies.is_over).map(|copies| copies.last).max()
     }
 
     /// Prefetches for a layer, or for all, are over.
     fn is_over(&mut self, layer: Option<u16>) {
-        let of_layer = |own: &&mut Underway| !own.is_promotion && layer.is_none_or(|layer| own.layer == layer);
-        self.underway.iter_mut().filter(of_layer).for_each(|own| own.is_over = true);
+        let of_layer = |copies: &&mut Underway| !copies.is_promotion && layer.is_none_or(|layer| copies.layer == layer);
+        self.underway.iter_mut().filter(of_layer).for_each(|copies| copies.is_over = true);
     }
 
     /// The router of a layer has chosen: promotions after the layer's last run have had a token's time.
     fn runs_again(&mut self, layer: u16) {
-        let of_layer = |own: &&mut Underway| own.is_promotion && own.layer == layer;
-        self.underway.iter_mut().filter(of_layer).for_each(|own| own.is_over = true);
+        let of_layer = |copies: &&mut Underway| copies.is_promotion && copies.layer == layer;
+        self.underway.iter_mut().filter(of_layer).for_each(|copies| copies.is_over = true);
     }
 
     fn want(&mut self, version: Version) {
-        self.wanted.retain(|own| *own != version);
+        self.wanted.retain(|wanted| *wanted != version);
         if self.wanted.len() == WANTED_MAX {
             self.wanted.pop_front();
         }
@@ -149,7 +149,7 @@ impl Holdings for DeviceHoldings<'_> {
     }
 
     fn n_used(&self, layer: u16) -> usize {
-        let known = self.shape.layers.iter().find(|(own, ..)| *own == layer);
+        let known = self.shape.layers.iter().find(|(known, ..)| *known == layer);
         known.map_or(1, |(.., n_used)| usize::from(*n_used))
     }
 }
@@ -158,16 +158,16 @@ impl Tier {
     /// Enables prefetches, if there are options for them, and promotions: of misses that the CPU computes, and of
     /// others if `promotes`. Devices that compute in host memory get none.
     pub(crate) fn copy_ahead(&mut self, prefetches: Option<PrefetchOptions>, promotes: bool) {
-        let has_helper = self.balancer.is_some();
+        let has_helper = self.helper.balancer.is_some();
         let in_time_min = if has_helper { IN_TIME_MIN_BESIDE_HELPER } else { IN_TIME_MIN };
         let prefetches = prefetches.map(|options| PrefetchOptions { in_time_min, ..options });
         let is_of_use = prefetches.is_some() || promotes || has_helper;
-        self.ahead = (self.has_layers && !self.is_unified() && is_of_use).then(|| UploadsAhead::new(prefetches));
+        self.ahead = (self.serves.layers && !self.is_unified() && is_of_use).then(|| UploadsAhead::new(prefetches));
     }
 
     /// The version would be of use in a slot. It is copied there when the link is idle.
     pub(crate) fn want(&mut self, version: Version) {
-        if self.cache.pools().share_of(version).is_some() {
+        if self.slots.cache.pools().share_of(version).is_some() {
             self.ahead.iter_mut().for_each(|ahead| ahead.want(version));
         }
     }
@@ -175,27 +175,27 @@ impl Tier {
     /// The router of a layer has chosen for a decode batch. `waited`: total seconds of waiting for files.
     pub(crate) fn chose(&mut self, layer: u16, waited: f64) {
         // Waits for files pass on the host's clock.
-        let waited = if self.clock.is_hosts() { waited } else { 0.0 };
-        let now = self.clock.seconds() - waited;
+        let waited = if self.speed.clock.is_hosts() { waited } else { 0.0 };
+        let now = self.speed.clock.seconds() - waited;
         let Some(ahead) = &mut self.ahead else { return };
         ahead.idle.chose(layer, now);
         ahead.runs_again(layer);
-        ahead.was_alone = ahead.underway.iter().all(|own| own.is_promotion) && ahead.promoted_at <= now + waited;
+        ahead.was_alone = ahead.underway.iter().all(|copies| copies.is_promotion) && ahead.promoted_at <= now + waited;
     }
 
     /// A layer of a decode batch, whose router chose `selection`, has been submitted: submits prefetches for the next
     /// layers, and promotions.
     pub(crate) fn upload_ahead(&mut self, host: &mut Host, step: &LayerStep, selection: &Selection) {
         let Some(mut ahead) = self.ahead.take() else { return };
-        let own_bytes = self.counters.uploaded_bytes - self.before.1;
+        let own_bytes = self.counters.uploaded_bytes - self.speed.before.1;
         let estimates = ahead.idle.estimates(own_bytes);
-        let is_queued = |own: &&Underway| !own.is_promotion && !own.is_over && own.layer != step.layer;
-        let mut queued_bytes: u64 = ahead.underway.iter().filter(is_queued).map(|own| own.bytes).sum();
+        let is_queued = |copies: &&Underway| !copies.is_promotion && !copies.is_over && copies.layer != step.layer;
+        let mut queued_bytes: u64 = ahead.underway.iter().filter(is_queued).map(|copies| copies.bytes).sum();
         if let Some(seconds_per_byte) = ahead.seconds_per_byte() {
             // As much as is left of a promotion.
-            queued_bytes += ((ahead.promoted_at - self.clock.seconds()).max(0.0) / seconds_per_byte) as u64;
+            queued_bytes += ((ahead.promoted_at - self.speed.clock.seconds()).max(0.0) / seconds_per_byte) as u64;
         }
-        self.cache.unshield_all();
+        self.slots.cache.unshield_all();
         let before = self.counters.uploaded_bytes;
         if let Some(mut planner) = ahead.planner.take() {
             planner.estimates = estimates;
@@ -207,7 +207,7 @@ impl Tier {
         ahead.spare = if own_bytes > 0 { 0.0 } else { (ahead.spare + idle).max(0.0) };
         let measured = own_bytes == 0 && self.promote(host, &mut ahead, &estimates);
         let is_alone = ahead.was_alone && ahead_bytes == 0 && !measured;
-        ahead.idle.submitted(own_bytes, is_alone && self.unmeasured > 0);
+        ahead.idle.submitted(own_bytes, is_alone && self.speed.unmeasured > 0);
         self.ahead = Some(ahead);
     }
 
@@ -226,14 +226,14 @@ impl Tier {
         let link = Link { queued_bytes, ..Link::default() };
         let Some((predictor, shape, distance_max)) = host.lookahead.as_mut().and_then(Lookahead::ask) else { return };
         let slots = host.memory.slots();
-        let held = DeviceHoldings { host: slots, cache: &self.cache, shape };
+        let held = DeviceHoldings { host: slots, cache: &self.slots.cache, shape };
         let mut found = planner.look_ahead(predictor, step.layer, distance_max, &held);
         found.wanted.retain(|predicted| {
             let versions = [Version::high(predicted.expert), Version::low(predicted.expert)];
             versions.into_iter().any(|version| slots.cache.is_complete(version))
         });
         let loads = planner.plan(&found, link, &held);
-        self.cache.shield(planner.shielded());
+        self.slots.cache.shield(planner.shielded());
         for loads in loads.chunk_by(|a, b| a.version.expert.layer == b.version.expert.layer) {
             let versions: Vec<Version> = loads.iter().map(|load| load.version).collect();
             let taken = self.upload_for_layer(host, underway, &versions, false);
@@ -249,14 +249,15 @@ impl Tier {
         let mut again = Vec::new();
         let mut measured = false;
         while let Some(version) = ahead.wanted.pop_back() {
-            let has_room = self.cache.pools().share_of(version).is_some() && self.cache.lookup(version).is_none();
+            let has_room =
+                self.slots.cache.pools().share_of(version).is_some() && self.slots.cache.lookup(version).is_none();
             let Some(bytes) = host.layout().bytes(version).filter(|_| has_room) else { continue };
             let seconds = estimates.load_seconds(bytes);
             if seconds.is_some_and(|seconds| seconds > ahead.spare) {
                 ahead.wanted.push_back(version);
                 break;
             }
-            let began = self.clock.seconds();
+            let began = self.speed.clock.seconds();
             if self.upload_for_layer(host, &mut ahead.underway, &[version], true).is_empty() {
                 // The running layer pins what it uses.
                 again.extend((self.busy == Some(version.expert.layer)).then_some(version));
@@ -265,8 +266,8 @@ impl Tier {
             self.counters.promoted += 1;
             let Some(seconds) = seconds else {
                 // Where the CPU computes every miss, nothing else measures the link.
-                self.copy.synchronize();
-                ahead.idle.observe_link(bytes, self.clock.seconds() - began);
+                self.copies.stream.synchronize();
+                ahead.idle.observe_link(bytes, self.speed.clock.seconds() - began);
                 measured = true;
                 break;
             };
@@ -291,20 +292,23 @@ impl Tier {
         let (mut taken, mut pins) = (Vec::new(), Vec::new());
         for &version in versions {
             let Some((used, pin)) = host.memory.pin_complete(version) else { continue };
-            let acquired =
-                if is_promotion { self.cache.acquire_wanted(version) } else { self.cache.acquire_ahead(version) };
+            let acquired = if is_promotion {
+                self.slots.cache.acquire_wanted(version)
+            } else {
+                self.slots.cache.acquire_ahead(version)
+            };
             let Some(acquired) = acquired else {
                 host.memory.unpin(vec![pin]);
                 continue;
             };
-            kinds.iter().for_each(|&kind| self.cache.set_loading(acquired.slot, kind));
+            kinds.iter().for_each(|&kind| self.slots.cache.set_loading(acquired.slot, kind));
             taken.push((version, used, acquired.slot));
             pins.push(pin);
         }
         if taken.is_empty() {
             return Vec::new();
         }
-        let (first, before) = (self.submitted + 1, self.counters.uploaded_bytes);
+        let (first, before) = (self.copies.submitted + 1, self.counters.uploaded_bytes);
         // A measurement of the link is of a layer's own copies.
         let busy = self.busy.take();
         for &kind in &kinds {
@@ -316,7 +320,7 @@ impl Tier {
             }
         }
         self.busy = busy;
-        let (last, bytes) = (self.submitted, self.counters.uploaded_bytes - before);
+        let (last, bytes) = (self.copies.submitted, self.counters.uploaded_bytes - before);
         underway.push_back(Underway { first, last, layer, bytes, pins, is_over: false, is_promotion });
         taken.into_iter().map(|(version, ..)| version).collect()
     }
@@ -326,7 +330,7 @@ impl Tier {
     pub(crate) fn catch_up(&mut self, compute: &Stream) {
         let last = self.ahead.as_ref().and_then(UploadsAhead::last_over);
         if let Some(last) = last {
-            self.wait_for_upload(compute, last);
+            self.copies.wait_for_upload(compute, last);
         }
         if let (Some(ahead), Some(layer)) = (&mut self.ahead, self.busy) {
             ahead.is_over(Some(layer));
@@ -338,7 +342,7 @@ impl Tier {
         let Some(ahead) = &mut self.ahead else { return };
         ahead.planner.iter_mut().for_each(Prefetcher::abandon);
         ahead.is_over(None);
-        self.cache.unshield_all();
+        self.slots.cache.unshield_all();
     }
 }
 

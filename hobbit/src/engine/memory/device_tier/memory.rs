@@ -6,13 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::ptr;
-use std::rc::Rc;
 
 use ggml_sys::llama::{self, ggml_backend_dev_t, ggml_tensor};
 
-use super::{Share, Tier, padding_bytes};
+use super::slots::Share;
+use super::{Tier, padding_bytes};
 use crate::engine::ggml::log;
-use crate::engine::ggml::{self, Buffer, Context, Event, Stream};
+use crate::engine::ggml::{self, Buffer, Context, Stream};
 use hobbit_core::cache::{Cache, ShareId};
 use hobbit_core::expert::{Precision, SliceKind};
 use hobbit_core::gguf::{Catalog, ExpertClass, SliceShape};
@@ -189,13 +189,13 @@ impl Tier {
     /// bytes freed: 0 if nothing is left to free.
     pub(crate) fn shrink(&mut self, stream: &Stream, bytes: u64) -> u64 {
         stream.synchronize();
-        self.copy.synchronize();
+        self.copies.stream.synchronize();
         let before = self.report.cache_bytes;
         let target = bytes.max(before / SHRINK_PART).max(1);
         let mut stuck: Vec<u16> = self.busy.into_iter().collect();
         let mut freed = 0;
         while freed < target {
-            let Some(layer) = self.largest_layer(&stuck) else { break };
+            let Some(layer) = self.slots.largest_layer(&stuck) else { break };
             match self.resize_layer(layer, |n, _| n * 3 / 4) {
                 0 => stuck.push(layer),
                 n => freed += n,
@@ -214,148 +214,58 @@ impl Tier {
         freed
     }
 
-    /// The layer with the most bytes of slots.
-    fn largest_layer(&self, except: &[u16]) -> Option<u16> {
-        let layers = self.cache.pools().shares().map(|share| share.layer).filter(|layer| !except.contains(layer));
-        layers
-            .map(|layer| (self.bytes_of_layer(layer), layer))
-            .filter(|(bytes, _)| *bytes > 0)
-            .max()
-            .map(|(_, layer)| layer)
-    }
-
-    fn shares_of_layer(&self, layer: u16) -> Vec<ShareId> {
-        self.cache.pools().shares().filter(|share| share.layer == layer).collect()
-    }
-
-    fn bytes_of_layer(&self, layer: u16) -> u64 {
-        let bytes =
-            |share: ShareId| self.cache.pools().slots_of_share(share).len() as u64 * self.memory.slot_bytes(share.pool);
-        self.shares_of_layer(layer).into_iter().map(bytes).sum()
-    }
-
     /// Resizes each of a layer's shares to `size` of its current and its initial slot count, or to as many as the
     /// device still has. The contents are lost. Returns the bytes freed: 0 if slots are in use.
     ///
     /// Nothing on the device may be reading or writing the layer's slots.
     fn resize_layer(&mut self, layer: u16, size: impl Fn(u32, u32) -> u32) -> u64 {
-        let shares = self.shares_of_layer(layer);
-        if !shares.iter().all(|share| self.cache.pools().is_share_idle(*share)) {
+        let shares = self.slots.shares_of_layer(layer);
+        if !shares.iter().all(|share| self.slots.cache.pools().is_share_idle(*share)) {
             return 0;
         }
-        let before = self.bytes_of_layer(layer);
+        let before = self.slots.bytes_of_layer(layer);
         let n_slots = |cache: &Cache, share| cache.pools().slots_of_share(share).len() as u32;
         let mut wanted: Vec<(ShareId, u32)> = shares
             .iter()
-            .map(|&share| (share, size(n_slots(&self.cache, share), self.cache.pools().most_of_share(share))))
+            .map(|&share| {
+                (share, size(n_slots(&self.slots.cache, share), self.slots.cache.pools().most_of_share(share)))
+            })
             .collect();
-        if wanted.iter().all(|&(share, n)| n_slots(&self.cache, share) == n) {
+        if wanted.iter().all(|&(share, n)| n_slots(&self.slots.cache, share) == n) {
             return 0;
         }
-        if !self.dissolve(layer) {
+        if !self.slots.dissolve(layer) {
             return 0;
         }
         loop {
             for &(share, n) in &wanted {
                 for n in [0, n] {
-                    self.cache.resize_share(share, n).expect("nothing in it is in use");
+                    self.slots.cache.resize_share(share, n).expect("nothing in it is in use");
                 }
             }
-            if self.memory.allocate_layer(layer, &self.cache).is_ok() {
+            if self.slots.memory.allocate_layer(layer, &self.slots.cache).is_ok() {
                 break;
             }
             wanted.iter_mut().for_each(|(_, n)| *n /= 2);
         }
-        let after = self.bytes_of_layer(layer);
-        self.count_slots();
+        let after = self.slots.bytes_of_layer(layer);
+        let layers = self.slots.layers();
+        self.report.cache_bytes = layers.iter().map(|layer| self.slots.bytes_of_layer(*layer)).sum();
+        let high = |layer: &u16| u64::from(self.slots.cache.pools().capacity_of_layer(*layer, Precision::High));
+        self.report.slots = layers.iter().map(high).sum();
         before.saturating_sub(after)
     }
 
     /// Resizes the slots to `bytes` bytes in all, at most their initial size and the device's free memory; layers that
     /// change lose their contents. Call [`Tier::rest`] just before. Returns the bytes of the slots.
     pub(crate) fn resize(&mut self, bytes: u64) -> u64 {
-        self.copy.synchronize();
-        let planned = self.planned_bytes().max(1);
+        self.copies.stream.synchronize();
+        let planned = self.slots.planned_bytes().max(1);
         let share_of = |most: u32| (u128::from(most) * u128::from(bytes.min(planned)) / u128::from(planned)) as u32;
-        for layer in self.layers() {
+        for layer in self.slots.layers() {
             self.resize_layer(layer, |_, most| share_of(most));
         }
-        self.pending = (self.is_lent() && self.report.cache_bytes != bytes.min(planned)).then_some(bytes);
+        self.slots.pending = (self.slots.is_lent() && self.report.cache_bytes != bytes.min(planned)).then_some(bytes);
         self.report.cache_bytes
-    }
-
-    /// Bytes of all initial slots.
-    pub(crate) fn planned_bytes(&self) -> u64 {
-        let bytes =
-            |share: ShareId| u64::from(self.cache.pools().most_of_share(share)) * self.memory.slot_bytes(share.pool);
-        self.cache.pools().shares().map(bytes).sum()
-    }
-
-    /// Layers that have or had slots.
-    fn layers(&self) -> Vec<u16> {
-        let mut layers: Vec<u16> = self.cache.pools().shares().map(|share| share.layer).collect();
-        layers.sort_unstable();
-        layers.dedup();
-        layers
-    }
-
-    /// Brings the report up to date.
-    fn count_slots(&mut self) {
-        let layers = self.layers();
-        self.report.cache_bytes = layers.iter().map(|layer| self.bytes_of_layer(*layer)).sum();
-        let high = |layer: &u16| u64::from(self.cache.pools().capacity_of_layer(*layer, Precision::High));
-        self.report.slots = layers.iter().map(high).sum();
-    }
-}
-
-// Layers that are wholly on the device, and the streams that compute with them.
-
-/// A stream that computes with layers that are wholly on the device.
-pub(super) struct Loan {
-    user: usize,
-    is_running: bool,
-    /// Event after the last work it submitted.
-    fence: Option<Rc<Event>>,
-}
-
-impl Tier {
-    /// The tensor of all experts of a layer, if it is wholly on the device.
-    pub(crate) fn complete(&self, layer: u16, kind: SliceKind) -> Option<*mut ggml_tensor> {
-        if self.complete.contains(&layer) { self.memory.only_tensor(layer, kind) } else { None }
-    }
-
-    /// `user` computes with [`Tier::complete`] tensors until [`Tier::returned`].
-    pub(crate) fn lend(&mut self, user: &Stream) {
-        // Without divided layers nothing else tidies.
-        self.events.tidy(self.submitted == self.done);
-        let user = user.raw() as usize;
-        self.loans.retain(|loan| loan.user != user);
-        self.loans.push(Loan { user, is_running: true, fence: None });
-    }
-
-    /// `user` has submitted all work that reads these tensors.
-    pub(crate) fn returned(&mut self, user: &Stream) {
-        let fence = self.events.record(user);
-        let user = user.raw() as usize;
-        if let Some(loan) = self.loans.iter_mut().find(|loan| loan.user == user) {
-            *loan = Loan { user, is_running: false, fence };
-        }
-    }
-
-    /// Whether a graph is being submitted that reads [`Tier::complete`] tensors.
-    pub(crate) fn is_lent(&self) -> bool {
-        self.loans.iter().any(|loan| loan.is_running)
-    }
-
-    /// A layer is no longer wholly on the device. Returns `false`, and changes nothing, while it is lent.
-    fn dissolve(&mut self, layer: u16) -> bool {
-        if !self.complete.contains(&layer) {
-            return true;
-        }
-        if self.is_lent() {
-            return false;
-        }
-        self.loans.drain(..).filter_map(|loan| loan.fence).for_each(|fence| fence.synchronize());
-        self.complete.remove(&layer)
     }
 }

@@ -101,11 +101,11 @@ impl Tiers {
     /// Resizes the slots of all devices to `wanted`, at most their initial size. Returns the bytes of the slots.
     pub(crate) fn resize_devices(&mut self, wanted: ExpertCache) -> u64 {
         self.rest();
-        let planned: u64 = self.tiers.iter().map(Tier::planned_bytes).sum();
+        let planned: u64 = self.tiers.iter().map(|tier| tier.slots.planned_bytes()).sum();
         let bytes = bytes_of(wanted, planned, self.host.reads().catalog().bytes(Precision::High));
         let part = |of: u64| (u128::from(of) * u128::from(bytes) / u128::from(planned.max(1))) as u64;
         for tier in &mut self.tiers {
-            tier.resize(part(tier.planned_bytes()));
+            tier.resize(part(tier.slots.planned_bytes()));
         }
         self.fill_again();
         self.tiers.iter().map(|tier| tier.report.cache_bytes).sum()
@@ -113,11 +113,11 @@ impl Tiers {
 
     /// Resizes devices that could not be resized during an evaluation.
     pub(crate) fn catch_up(&mut self) {
-        let is_due = |tier: &Tier| tier.pending.is_some() && !tier.is_lent();
+        let is_due = |tier: &Tier| tier.slots.pending.is_some() && !tier.slots.is_lent();
         if self.tiers.iter().any(is_due) {
             self.rest();
             for tier in self.tiers.iter_mut().filter(|tier| is_due(tier)) {
-                let bytes = tier.pending.unwrap_or_default();
+                let bytes = tier.slots.pending.unwrap_or_default();
                 tier.resize(bytes);
             }
             self.fill_again();

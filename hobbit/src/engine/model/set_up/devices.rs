@@ -131,11 +131,11 @@ fn tier_of(
     let has_layers = !catalog.layers.is_empty();
     let report = if has_layers { report } else { without_experts(part) };
     let mut tier = Tier::new(dev, cache, memory, report).ok_or_else(|| refused(part))?;
-    (tier.has_layers, tier.offloads) = (has_layers, offloads);
+    (tier.serves.layers, tier.serves.batches) = (has_layers, offloads);
     tier.counters.cache_shrunk = n_shrunk;
-    tier.balancer = balancer(model).filter(|_| has_layers);
+    tier.helper.balancer = balancer(model).filter(|_| has_layers);
     if let CpuHelper::Threads(threads) = options.cpu_helper {
-        tier.helper_threads = Some(threads);
+        tier.helper.n_threads = Some(threads);
     }
     Ok((tier, plan.is_fully_resident))
 }
@@ -146,10 +146,10 @@ fn n_experts(catalog: &Catalog) -> u64 {
 
 /// The devices' properties that the host's memory depends on.
 pub(super) fn experts(tiers: &[Tier], hold_all: bool) -> DeviceExperts {
-    let copying = || tiers.iter().filter(|tier| tier.has_layers && !tier.is_unified());
+    let copying = || tiers.iter().filter(|tier| tier.serves.layers && !tier.is_unified());
     DeviceExperts {
         exist: !tiers.is_empty(),
-        have_layers: tiers.iter().any(|tier| tier.has_layers),
+        have_layers: tiers.iter().any(|tier| tier.serves.layers),
         hold_all,
         n_copied: copying().map(|tier| tier.report.experts).sum(),
         n_slots: copying().map(|tier| tier.report.slots).sum(),

@@ -48,7 +48,7 @@ pub(super) fn precision(
         deterministic: options.deterministic,
         upgrade: options.upgrade,
         cpu_helper: tiers.iter().any(Tier::has_helper),
-        divided: tiers.iter().any(|tier| tier.is_divided() || tier.offloads),
+        divided: tiers.iter().any(|tier| tier.is_divided() || tier.serves.batches),
         kernels: shared.options.kernels_taken(),
         routing: routing.words().filter(|_| !plan.is_fully_resident() || tiers.iter().any(Tier::has_misses)),
         over_link: *mode == PrecisionMode::Dynamic && plan.is_fully_resident(),

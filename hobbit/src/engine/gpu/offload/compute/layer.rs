@@ -5,6 +5,7 @@ use super::*;
 use crate::engine::ggml::graph::may_swap;
 use crate::engine::gpu::offload::helper::{HostChain, chain_of};
 use crate::engine::gpu::offload::launch::Members;
+use crate::engine::memory::device_tier::DeviceSlots;
 use crate::engine::memory::host_reads::{ShareView, host_bytes};
 use hobbit_core::residency::Router;
 use hobbit_core::route::Routing;
@@ -20,11 +21,11 @@ struct Part {
 
 impl DeviceResidency for DeviceLayer<'_, '_> {
     fn has(&self, version: Version) -> bool {
-        self.tier.has(version, self.router.kinds())
+        self.tier.slots.has(version, self.router.kinds())
     }
 
     fn has_on_any(&self, version: Version) -> bool {
-        self.tier.is_resident(version) || self.others.have(version)
+        self.tier.slots.is_resident(version) || self.others.have(version)
     }
 
     fn is_uploading(&self, slice: SliceId) -> bool {
@@ -36,7 +37,7 @@ impl DeviceResidency for DeviceLayer<'_, '_> {
     }
 
     fn has_empty_slot(&self, version: Version) -> bool {
-        self.tier.cache.has_empty_slot(version)
+        self.tier.slots.cache.has_empty_slot(version)
     }
 }
 
@@ -56,7 +57,7 @@ impl<'a> Compute<HostReads, Recorder> for DeviceLayer<'a, '_> {
     }
 
     fn enter(&mut self, _: &mut Host, selection: &Selection, scores: &[f32]) {
-        let Tier { cache, drafts, .. } = &mut *self.tier;
+        let DeviceSlots { cache, drafts, .. } = &mut self.tier.slots;
         cache.begin_layer(selection.layer(), drafts.n_certain_of(selection));
         // Its policy knows no layers of the CPU.
         let scored = if cache.pools().shares().any(|share| share.layer == selection.layer()) { scores } else { &[] };
@@ -82,7 +83,7 @@ impl<'a> Compute<HostReads, Recorder> for DeviceLayer<'a, '_> {
 
     fn end(&mut self, host: &mut Host, _: &Selection, step: LayerStep) {
         // Uploads may still read these slots.
-        self.tier.hold(host.finish(step));
+        self.tier.on_host.pins.extend(host.finish(step));
         self.tier.leave(&self.offload.launch.stream);
     }
 }
@@ -128,7 +129,7 @@ impl DeviceLayer<'_, '_> {
         let (kinds, routing) = (self.router.kinds(), &selection.routing);
         let upgrades = host.precisions.options.upgrade && host.precisions.loads_high();
         let missing = pin_present(self.tier, step, kinds, selection, upgrades);
-        let region = std::mem::take(&mut self.nodes);
+        let region = std::mem::take(&mut self.work.nodes);
         // SAFETY: by the caller.
         self.help = unsafe { self.divide(host, selection, step, &missing, &region) };
         // The most important last: it is copied first.
@@ -138,7 +139,7 @@ impl DeviceLayer<'_, '_> {
         let copied: Vec<Used> = missing.into_iter().filter(|used| !is_helped(used)).collect();
         let used: Vec<Used> = step.used.iter().copied().filter(|used| !is_helped(used)).collect();
         for &used in &copied {
-            self.tier.acquire(step.version(used), host.layout().kinds(step.layer));
+            self.tier.slots.acquire(step.version(used), host.layout().kinds(step.layer));
         }
         let products: Vec<*mut ggml_tensor> =
             region.iter().filter(|(_, kind)| kind.is_some()).map(|(node, _)| *node).collect();
@@ -159,7 +160,7 @@ impl DeviceLayer<'_, '_> {
         // SAFETY: by the caller; when the choice was read back, all regions before had run.
         unsafe { launch.prepare(self.tier, routing, &products, members, beside)? };
         self.uploads = Uploads::new(step, kinds, &copied);
-        // SAFETY: the host slots of the step are pinned until the uploads have run: `Tier::hold`.
+        // SAFETY: the host slots of the step are pinned until the uploads have run: `OnHost::pins`.
         unsafe { self.uploads.pump(host, self.tier) };
         if !host.memory.overlaps() {
             // HOBBIT computes a layer once its missing experts are loaded (section 3.1). Those that stream through
@@ -167,13 +168,13 @@ impl DeviceLayer<'_, '_> {
             host.memory.wait_for_all(step, kinds);
             // SAFETY: as above.
             unsafe { self.uploads.pump(host, self.tier) };
-            self.tier.wait_for_all(&self.offload.launch.stream);
+            self.tier.copies.wait_for_all(&self.offload.launch.stream);
         }
         // Products that wait for a file would be timed with it.
         let is_timed = selection.phase().is_decode() && self.uploads.is_empty();
         let began = self.tier.measure_link().filter(|_| is_timed);
         let part = Part { used, coming, done };
-        for stage in std::mem::take(&mut self.stages) {
+        for stage in std::mem::take(&mut self.work.stages) {
             // SAFETY: by the caller.
             unsafe {
                 for &(node, _) in &stage.products {
@@ -194,7 +195,7 @@ impl DeviceLayer<'_, '_> {
                     bytes += host.reads().shape(SliceId { version: step.version(used), kind }).bytes;
                 }
             }
-            self.tier.observe_products(bytes, self.tier.clock.seconds() - began);
+            self.tier.speed.observe_products(bytes, self.tier.speed.clock.seconds() - began);
         }
         Ok(())
     }
@@ -222,7 +223,7 @@ fn pin_present(
         let version = step.version(used);
         // If a layer comes in several splits, an earlier one may have taken the slot for slices that it left to this
         // one.
-        let hit = tier.pin(version) && tier.has(version, kinds);
+        let hit = tier.slots.pin(version) && tier.slots.has(version, kinds);
         if !selection.is_later_split() {
             tier.touch(version, hit, selection);
             if upgrades && used.precision == Precision::Low {
@@ -251,8 +252,8 @@ fn by_place(
     for &used in all {
         let version = step.version(used);
         let is_coming =
-            missing.iter().any(|other| other.index == used.index) || tier.is_version_arriving(version, kinds);
-        match tier.place(version) {
+            missing.iter().any(|other| other.index == used.index) || tier.copies.is_version_arriving(version, kinds);
+        match tier.slots.place(version) {
             Some((pool, row)) if !is_coming => match present.iter_mut().find(|(known, _)| *known == pool) {
                 Some((_, members)) => members.push((used, row)),
                 None => present.push((pool, vec![(used, row)])),
@@ -261,6 +262,12 @@ fn by_place(
         }
     }
     (present.into_iter().map(|(_, members)| members).collect(), coming)
+}
+
+/// A region's nodes, as they are and in stages; taken once they are submitted.
+pub(super) struct Work {
+    pub(super) nodes: Vec<Node>,
+    pub(super) stages: Vec<Stage>,
 }
 
 /// Products that do not depend on each other, and the nodes after them.
@@ -335,15 +342,15 @@ impl DeviceLayer<'_, '_> {
                 // SAFETY: by the caller.
                 unsafe { self.offload.launch.products(routing, self.tier, &here, false)? };
             }
-            let is_together = selection.phase().is_decode() && self.tier.is_link_slow();
+            let is_together = selection.phase().is_decode() && self.tier.speed.is_link_slow();
             let at_once = if is_together { arriving.len().max(1) } else { 1 };
             for group in arriving.chunks(at_once) {
-                if group.iter().any(|(product, _)| self.tier.is_arriving(product.slice)) {
+                if group.iter().any(|(product, _)| self.tier.copies.is_arriving(product.slice)) {
                     // The graph built so far must not wait for slices that are still arriving.
                     self.offload.launch.submit_products(self.tier)?;
                 }
                 for (product, _) in group {
-                    self.tier.wait_for(&self.offload.launch.stream, product.slice);
+                    self.tier.copies.wait_for(&self.offload.launch.stream, product.slice);
                 }
                 // SAFETY: by the caller.
                 unsafe { self.offload.launch.products(routing, self.tier, group, true)? };
@@ -381,7 +388,7 @@ impl DeviceLayer<'_, '_> {
     fn done_early(&self, step: &LayerStep, routing: &Routing, present: &[Vec<(Used, u32)>]) -> Vec<u16> {
         let Some(early) = &self.early else { return Vec::new() };
         let is_done = |&&(used, _): &&(Used, u32)| {
-            let place = self.tier.place(step.version(used));
+            let place = self.tier.slots.place(step.version(used));
             place.is_some_and(|place| early.have(place, routing.pairs_of(used.index)))
         };
         present.iter().flatten().filter(is_done).map(|(used, _)| used.index).collect()
@@ -395,7 +402,7 @@ impl DeviceLayer<'_, '_> {
 
 /// The location of weights that the device can multiply by, now or once submitted uploads have arrived.
 fn locate(product: &Product, host: &Host, tier: &Tier) -> Option<Weights> {
-    if tier.is_unified() { tier.locate_on_host(host, product.slice, product.used) } else { tier.locate(product.slice) }
+    if tier.is_unified() { tier.on_host.locate(host, product.slice, product.used) } else { tier.locate(product.slice) }
 }
 
 // The CPU's part.
@@ -429,7 +436,7 @@ impl DeviceLayer<'_, '_> {
         missing: &[Used],
         region: &[Node],
     ) -> Option<Help> {
-        let balancer = self.tier.balancer.as_mut()?;
+        let balancer = self.tier.helper.balancer.as_mut()?;
         let kinds = || region.iter().filter_map(|(_, kind)| *kind);
         // A part of a layer has results besides the last product's.
         let is_whole = kinds().count() == host.layout().kinds(step.layer).len();
@@ -461,7 +468,7 @@ impl DeviceLayer<'_, '_> {
         misses.sort_by(|a, b| b.rows.cmp(&a.rows).then(b.score.total_cmp(&a.score)));
         let split = balancer.split(&misses, 0.0);
         if split.probes_link {
-            self.tier.measure_next();
+            self.tier.speed.measure_next();
         }
         if split.cpu.is_empty() {
             return None;
@@ -488,10 +495,10 @@ impl DeviceLayer<'_, '_> {
     /// As [`Offload::layer`].
     unsafe fn help_once(&mut self, host: &Host, selection: &Selection, step: &LayerStep) -> Result<bool, Failed> {
         let Some(help) = self.help.as_mut().filter(|help| !help.experts.is_empty()) else { return Ok(false) };
-        let started = self.tier.clock.seconds();
+        let started = self.tier.speed.clock.seconds();
         let n = if self.uploads.is_empty() { help.experts.len() } else { 1 };
         let experts: Vec<Used> = help.experts.drain(..n).collect();
-        let n_threads = self.tier.helper_threads.map_or(self.offload.n_threads, c_int::from);
+        let n_threads = self.tier.helper.n_threads.map_or(self.offload.n_threads, c_int::from);
         let Some(helper) = self.offload.helper.as_mut() else { return Err(GGML_STATUS_FAILED) };
         let view_of = |used: Used, kind: SliceKind| {
             let slice = SliceId { version: step.version(used), kind };
@@ -512,8 +519,8 @@ impl DeviceLayer<'_, '_> {
         let slices = experts
             .iter()
             .flat_map(|&used| kinds.iter().map(move |&kind| SliceId { version: step.version(used), kind }));
-        self.tier.clock.host_worked(slices.map(|slice| host.reads().shape(slice).bytes).sum());
-        help.seconds += self.tier.clock.seconds() - started;
+        self.tier.speed.clock.host_worked(slices.map(|slice| host.reads().shape(slice).bytes).sum());
+        help.seconds += self.tier.speed.clock.seconds() - started;
         Ok(true)
     }
 
