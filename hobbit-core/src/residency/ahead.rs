@@ -146,8 +146,9 @@ impl Lookahead {
         if self.predictor.needs_scores() {
             for (token, scores) in scores.into_iter().enumerate() {
                 for (target, mut scores) in scores {
-                    let at =
-                        |distance: &u8| self.options.shape.target(layer, *distance).is_some_and(|own| own.0 == target);
+                    let at = |distance: &u8| {
+                        self.options.shape.target(layer, *distance).is_some_and(|later| later.0 == target)
+                    };
                     let Some(distance) = (1..=self.options.distance_max).find(at) else { continue };
                     let Some((.., n_used)) = self.options.shape.target(layer, distance) else { continue };
                     memory.observer.router_scores(token, distance, &scores, usize::from(n_used));
@@ -275,7 +276,7 @@ impl Lookahead {
 fn union(tokens: &[Vec<(u16, f32)>]) -> Vec<(u16, f32)> {
     let mut all: Vec<(u16, f32)> = Vec::new();
     for (index, weight) in tokens.iter().flatten() {
-        if tokens.len() == 1 || all.iter().all(|(own, _)| own != index) {
+        if tokens.len() == 1 || all.iter().all(|(known, _)| known != index) {
             all.push((*index, *weight));
         }
     }
@@ -305,7 +306,7 @@ impl Holdings for HostHoldings<'_> {
     }
 
     fn n_used(&self, layer: u16) -> usize {
-        let known = self.shape.layers.iter().find(|(own, ..)| *own == layer);
+        let known = self.shape.layers.iter().find(|(known, ..)| *known == layer);
         known.map_or(1, |(.., n_used)| usize::from(*n_used))
     }
 }

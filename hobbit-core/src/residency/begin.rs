@@ -24,7 +24,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// Tells the planner of prefetches which reads have ended.
     pub(super) fn hear(&mut self) {
         match &mut self.lookahead {
-            Some(own) => own.hear(&mut self.memory.ended),
+            Some(lookahead) => lookahead.hear(&mut self.memory.ended),
             None => self.memory.ended.clear(),
         }
     }
@@ -70,15 +70,15 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         selection.know(scores);
         let (routing, weights) = selection.unmasked();
         let (observed, inputs) = selection.observed();
-        if let Some(own) = &mut self.virtual_experts {
-            own.observe(layer, routing, observed, inputs);
+        if let Some(virtual_experts) = &mut self.virtual_experts {
+            virtual_experts.observe(layer, routing, observed, inputs);
         }
         self.counts.all.layer = layer;
         self.memory.observer.begin_layer(layer, routing, weights, scores, self.memory.moved.wait_seconds);
         if selection.is_rerouted() {
             self.memory.observer.rerouted(&selection.routing.ids);
         }
-        selection.sum_shares();
+        selection.sum_fractions();
     }
 
     /// Begins a split: versions are chosen, slots given, reads submitted. `scores`: the router's, of all experts,
@@ -228,7 +228,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let without_slot = step.used.iter().filter(|used| used.row.is_none() && !used.is_on_device);
         let overflow: Vec<Version> = without_slot.map(|&used| step.version(used)).collect();
         let is_staged_ahead =
-            |version| self.lookahead.as_ref().is_some_and(|own| own.is_staged_ahead(version, step.layer));
+            |version| self.lookahead.as_ref().is_some_and(|ahead| ahead.is_staged_ahead(version, step.layer));
         let is_kept = |slice: SliceId| {
             overflow.contains(&slice.version) || devices.is_uploading(slice) || is_staged_ahead(slice.version)
         };
@@ -359,11 +359,11 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         if devices.copies() {
             return devices.has(high);
         }
-        let own = self.virtual_experts.as_ref();
-        if own.is_some_and(|own| own.is_whole(expert.layer)) || devices.has(high) {
+        let virtual_experts = self.virtual_experts.as_ref();
+        if virtual_experts.is_some_and(|experts| experts.is_whole(expert.layer)) || devices.has(high) {
             return true;
         }
-        let is_arriving = own.is_some_and(|own| own.is_underway(high));
+        let is_arriving = virtual_experts.is_some_and(|experts| experts.is_underway(high));
         !is_arriving && self.upgrades.is_present(&self.memory.cache, &self.rerouting, expert)
     }
 }

@@ -104,9 +104,9 @@ impl Drafts {
             held.push(Held { token, layer: expert.layer, event });
         }
         if let Some(last) = last {
-            let own = tokens.iter().filter(|(token, _)| certain(token));
-            let n_tokens = own.clone().count() as u32;
-            let weight = own.map(|(_, weight)| weight).sum();
+            let not_drafts = tokens.iter().filter(|(token, _)| certain(token));
+            let n_tokens = not_drafts.clone().count() as u32;
+            let weight = not_drafts.map(|(_, weight)| weight).sum();
             let since = is_draft[last + 1..].iter().filter(|is_draft| !**is_draft).count() as u32;
             cache.touch(expert, Use { hit, precision, weight, n_tokens, since });
         }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! [`Compute`] is implemented by the engine's CPU path, by its device path, and by the simulator. An implementation
-//! knows the router's values, multiplies slices that have landed, and passes time; it decides nothing.
+//! has the layer's [`Router`], multiplies slices that have landed, and passes time; it decides nothing.
 
 use super::interfaces::DeviceResidency;
 use super::selection::LayerStep;
@@ -108,7 +108,7 @@ pub trait Compute<R: Reads, O: Observer>: DeviceResidency {
         step: &LayerStep,
     ) -> Result<(), Self::Error>;
 
-    /// Completes products that were submitted: on a device, copies ahead and the CPU helper's share come behind them.
+    /// Completes products that were submitted: on a device, copies ahead and the CPU helper's part come behind them.
     fn finish(
         &mut self,
         _residency: &mut Residency<R, O>,
@@ -225,7 +225,7 @@ fn predict<R: Reads, O: Observer, C: Compute<R, O>>(
     step: &LayerStep,
 ) {
     if selection.is_new_decode() && residency.looks_ahead() {
-        let later = residency.lookahead.as_ref().map_or_else(Vec::new, |own| own.layers_to_score(step.layer));
+        let later = residency.lookahead.as_ref().map_or_else(Vec::new, |ahead| ahead.layers_to_score(step.layer));
         let scores = if later.is_empty() { Vec::new() } else { compute.router().later_scores(&later) };
         let tokens = compute.token_choices(selection);
         let seconds = compute.layer_seconds(step);

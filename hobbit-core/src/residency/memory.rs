@@ -229,11 +229,11 @@ impl<R: Reads, O: Observer> Memory<R, O> {
     /// Without overlap: waits until whatever of a step has a slot is there. What streams through staging cannot be
     /// there all at once.
     pub fn wait_for_all(&mut self, step: &LayerStep, kinds: &[SliceKind]) {
-        let is_pending = |own: &Self| {
+        let is_pending = |memory: &Self| {
             let of_slots = step.used.iter().filter(|used| used.row.is_some());
             let mut slices = of_slots
                 .flat_map(|&used| kinds.iter().map(move |&kind| (SliceId { version: step.version(used), kind }, used)));
-            slices.any(|(slice, used)| own.locate(slice, used) == Place::Pending)
+            slices.any(|(slice, used)| memory.locate(slice, used) == Place::Pending)
         };
         while !self.overlaps && is_pending(self) && self.wait() {}
     }
@@ -377,7 +377,7 @@ impl<R: Reads, O: Observer> Memory<R, O> {
         self.in_flight.is_filling |= class == LoadClass::Fill;
         let refused = self.in_flight.reader.submit(class, &reads);
         if class.is_background() && self.observer.is_watching() {
-            let is_refused = |read: &&Read| refused.iter().any(|own| own.ticket == read.ticket);
+            let is_refused = |read: &&Read| refused.iter().any(|refused| refused.ticket == read.ticket);
             self.tell_observer(class, reads.iter().filter(|read| !is_refused(read)));
         }
         for ReadDone { ticket, result } in refused {

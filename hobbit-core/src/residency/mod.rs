@@ -179,15 +179,15 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     }
 
     pub fn begin_batch(&mut self, phase: Phase, n_tokens: u32) {
-        if let Some(own) = &mut self.virtual_experts {
-            own.begin_batch(&mut self.memory, phase);
+        if let Some(virtual_experts) = &mut self.virtual_experts {
+            virtual_experts.begin_batch(&mut self.memory, phase);
         }
         if self.virtual_experts.is_none() || !phase.is_decode() {
             self.fill.pause(&mut self.memory, phase);
         }
         self.drafts.forget();
         self.memory.cache.begin_batch(!phase.is_decode());
-        self.lookahead.iter_mut().for_each(|own| own.begin_batch(phase, n_tokens));
+        self.lookahead.iter_mut().for_each(|lookahead| lookahead.begin_batch(phase, n_tokens));
     }
 
     /// A batch of `n_tokens` tokens was evaluated in `seconds`: the next token begins.
@@ -195,8 +195,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let is_deterministic = self.precisions.options.deterministic;
         self.counts.all.layer = 0;
         self.hear();
-        if let Some(own) = &mut self.lookahead {
-            own.end_batch(&mut self.memory, phase, n_tokens, seconds);
+        if let Some(lookahead) = &mut self.lookahead {
+            lookahead.end_batch(&mut self.memory, phase, n_tokens, seconds);
         }
         self.memory.cache.end_batch(self.drafts.n_certain(n_tokens));
         self.upgrades.end_token();
@@ -206,8 +206,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         if !phase.is_decode() {
             return;
         }
-        if let Some(own) = &mut self.virtual_experts {
-            own.end_batch(&mut self.memory, n_tokens, seconds, is_deterministic);
+        if let Some(virtual_experts) = &mut self.virtual_experts {
+            virtual_experts.end_batch(&mut self.memory, n_tokens, seconds, is_deterministic);
         }
         if let Some(latency) = &mut self.latency {
             latency.end_token(seconds);
@@ -242,13 +242,14 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// Whether tokens are looked ahead of while they are decoded: not where they use only what is there.
     pub fn looks_ahead(&self) -> bool {
         let is_watched = self.memory.observer.is_watching();
-        self.virtual_experts.is_none() && self.lookahead.as_ref().is_some_and(|own| own.predicts(is_watched))
+        self.virtual_experts.is_none()
+            && self.lookahead.as_ref().is_some_and(|lookahead| lookahead.predicts(is_watched))
     }
 
     /// Whether the next layers' routers are to be asked.
     pub fn asks_routers(&self) -> bool {
         let is_watched = self.memory.observer.is_watching();
-        self.lookahead.as_ref().is_some_and(|own| own.predicts(is_watched) && own.needs_scores())
+        self.lookahead.as_ref().is_some_and(|ahead| ahead.predicts(is_watched) && ahead.needs_scores())
     }
 
     /// From now on free slots are filled while no product waits, unless that would be seen in what a repeatable run

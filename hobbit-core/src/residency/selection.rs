@@ -37,8 +37,8 @@ pub struct Selection {
     pub weights: Vec<f32>,
     /// `weights` of a batch that decodes in exact mode, if scores are known.
     known: Vec<f32>,
-    /// Each expert's share of the weights, by expert index: a token's sum to 1.
-    pub(super) shares: Vec<f32>,
+    /// Each expert's fraction of the weights, by expert index: a token's sum to 1.
+    pub(super) fractions: Vec<f32>,
     /// The router's own choice, if tokens were rerouted.
     pub(super) unmasked: Option<Unmasked>,
     observed: Observed,
@@ -89,8 +89,8 @@ pub(super) struct Unmasked {
     pub(super) routing: Routing,
     /// `[n_tokens][n_used]`.
     weights: Vec<f32>,
-    /// As [`Selection::shares`].
-    pub(super) shares: Vec<f32>,
+    /// As [`Selection::fractions`].
+    pub(super) fractions: Vec<f32>,
 }
 
 impl Selection {
@@ -124,7 +124,7 @@ impl Selection {
         }
         self.phase = split.phase;
         self.known.clear();
-        self.shares.clear();
+        self.fractions.clear();
         self.expected.clear();
         self.observed.weights.clear();
         self.observed.norms.clear();
@@ -193,11 +193,11 @@ impl Selection {
         let known = ids.into_iter().map(i32::from);
         routing.set(known, n_used, self.n_expert).expect("they are experts of the layer");
         let unmasked = std::mem::replace(&mut self.routing, routing);
-        let mut shares = vec![0.0; self.n_expert];
+        let mut fractions = vec![0.0; self.n_expert];
         for &expert in &unmasked.needed {
-            shares[usize::from(expert)] = unmasked.share(expert, before);
+            fractions[usize::from(expert)] = unmasked.fraction(expert, before);
         }
-        self.unmasked = Some(Unmasked { routing: unmasked, weights: before.to_vec(), shares });
+        self.unmasked = Some(Unmasked { routing: unmasked, weights: before.to_vec(), fractions });
         self.known.extend_from_slice(&weights);
         (outcome, Some(weights))
     }
@@ -224,13 +224,13 @@ impl Selection {
         precisions.demands(&self.routing, &self.weights, self.n_expert, self.phase, &mut self.demands);
     }
 
-    /// Takes a recorded order of need, each expert once, and each expert's share of the weights, by expert index.
-    pub(crate) fn recorded(&mut self, needed: &[u16], shares: &[f32]) {
+    /// Takes a recorded order of need, each expert once, and each expert's fraction of the weights, by expert index.
+    pub(crate) fn recorded(&mut self, needed: &[u16], fractions: &[f32]) {
         self.routing.needed.clear();
         self.routing.needed.extend_from_slice(needed);
-        self.shares.clear();
-        self.shares.extend_from_slice(shares);
-        self.shares.resize(self.n_expert, 0.0);
+        self.fractions.clear();
+        self.fractions.extend_from_slice(fractions);
+        self.fractions.resize(self.n_expert, 0.0);
     }
 
     /// The router's weights, and what is known of them in exact mode.
@@ -238,48 +238,48 @@ impl Selection {
         if self.weights.is_empty() { &self.known } else { &self.weights }
     }
 
-    /// An expert's share of the router's weights, summed over tokens; all shares of a token sum to 1. Known once the
-    /// layer has begun.
-    pub fn share(&self, expert: u16) -> f32 {
-        self.shares.get(usize::from(expert)).copied().unwrap_or(0.0)
+    /// An expert's fraction of the router's weights, summed over tokens; all fractions of a token sum to 1. Known once
+    /// the layer has begun.
+    pub fn fraction(&self, expert: u16) -> f32 {
+        self.fractions.get(usize::from(expert)).copied().unwrap_or(0.0)
     }
 
-    /// The router's own choice, and each expert's share of its weights, by expert index: policies go by these.
+    /// The router's own choice, and each expert's fraction of its weights, by expert index: policies go by these.
     fn of_router(&self) -> (&Routing, &[f32]) {
         match &self.unmasked {
-            Some(own) => (&own.routing, &own.shares),
-            None => (&self.routing, &self.shares),
+            Some(unmasked) => (&unmasked.routing, &unmasked.fractions),
+            None => (&self.routing, &self.fractions),
         }
     }
 
     /// Experts that the router chose and no token uses.
     pub fn passed_over(&self) -> impl Iterator<Item = ExpertId> {
-        let own = self.unmasked.iter().flat_map(|own| &own.routing.needed);
-        let unused = own.copied().filter(|&index| self.routing.pairs_of(index).is_empty());
+        let chosen = self.unmasked.iter().flat_map(|unmasked| &unmasked.routing.needed);
+        let unused = chosen.copied().filter(|&index| self.routing.pairs_of(index).is_empty());
         unused.map(|index| ExpertId { layer: self.layer(), index })
     }
 
     /// How an expert was used, for policies; `None` of a substitute, which no router chose.
     pub fn usage(&self, expert: u16, hit: bool, precision: Option<Precision>) -> Option<Use> {
-        let (routing, shares) = self.of_router();
+        let (routing, fractions) = self.of_router();
         let (n_tokens, since) = routing.uses_of(expert);
-        let weight = shares.get(usize::from(expert)).copied().unwrap_or(0.0);
+        let weight = fractions.get(usize::from(expert)).copied().unwrap_or(0.0);
         let is_chosen = self.unmasked.is_none() || !routing.pairs_of(expert).is_empty();
         is_chosen.then_some(Use { hit, precision, weight, n_tokens, since })
     }
 
-    /// Tokens whose router chose an expert, and its share of each one's weights.
+    /// Tokens whose router chose an expert, and its fraction of each one's weights.
     pub(super) fn tokens_of(&self, expert: u16) -> Vec<(usize, f32)> {
         let (routing, weights) = self.unmasked();
         let position = |pair: &Pair| pair.token as usize * routing.n_used + pair.rank as usize;
-        let share = |pair: &Pair| (pair.token as usize, routing.share_of_pair(position(pair), weights));
-        routing.pairs_of(expert).iter().map(share).collect()
+        let fraction = |pair: &Pair| (pair.token as usize, routing.fraction_of_pair(position(pair), weights));
+        routing.pairs_of(expert).iter().map(fraction).collect()
     }
 
-    /// Each token's experts and their shares, which sum to 1.
+    /// Each token's experts and their fractions, which sum to 1.
     pub fn tokens(&self) -> Vec<Vec<(u16, f32)>> {
         match self.routing.n_tokens {
-            1 => vec![self.routing.needed.iter().map(|&index| (index, self.share(index))).collect()],
+            1 => vec![self.routing.needed.iter().map(|&index| (index, self.fraction(index))).collect()],
             _ => self.routing.tokens(self.known_weights()),
         }
     }
@@ -288,7 +288,9 @@ impl Selection {
     pub(super) fn token_choices(&self) -> TokenChoices {
         match &self.unmasked {
             None => TokenChoices { wanted: self.tokens(), used: None },
-            Some(own) => TokenChoices { wanted: own.routing.tokens(&own.weights), used: Some(self.tokens()) },
+            Some(unmasked) => {
+                TokenChoices { wanted: unmasked.routing.tokens(&unmasked.weights), used: Some(self.tokens()) }
+            }
         }
     }
 
@@ -307,13 +309,13 @@ impl Selection {
         (if weights.is_empty() { self.unmasked().1 } else { weights }, norms)
     }
 
-    /// Sums up each expert's share of the weights, unless a recording has said it.
-    pub(super) fn sum_shares(&mut self) {
-        if self.shares.is_empty() {
+    /// Sums up each expert's fraction of the weights, unless a recording has said it.
+    pub(super) fn sum_fractions(&mut self) {
+        if self.fractions.is_empty() {
             let weights = if self.weights.is_empty() { &self.known } else { &self.weights };
-            self.shares.resize(self.n_expert, 0.0);
+            self.fractions.resize(self.n_expert, 0.0);
             for &expert in &self.routing.needed {
-                self.shares[usize::from(expert)] = self.routing.share(expert, weights);
+                self.fractions[usize::from(expert)] = self.routing.fraction(expert, weights);
             }
         }
     }

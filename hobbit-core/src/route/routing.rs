@@ -88,26 +88,27 @@ impl Routing {
         ((pairs.len() as u32).max(1), since)
     }
 
-    /// The expert's share of the router's weight, summed over tokens; the shares of one token sum to 1. `weights` is
-    /// `[n_tokens][n_used]`; if it is empty, all experts weigh alike.
-    pub fn share(&self, expert: u16, weights: &[f32]) -> f32 {
+    /// The expert's fraction of the router's weights, summed over tokens; the fractions of one token sum to 1. `weights`
+    /// is `[n_tokens][n_used]`; if it is empty, all experts weigh alike.
+    pub fn fraction(&self, expert: u16, weights: &[f32]) -> f32 {
         let position = |pair: &Pair| pair.token as usize * self.n_used + pair.rank as usize;
-        self.pairs_of(expert).iter().map(|pair| self.share_of_pair(position(pair), weights)).sum()
+        self.pairs_of(expert).iter().map(|pair| self.fraction_of_pair(position(pair), weights)).sum()
     }
 
-    /// Each token's experts, in its router's order, and their shares of its weight. `weights` as in [`Routing::share`].
+    /// Each token's experts, in its router's order, and their fractions of its weight. `weights` as in
+    /// [`Routing::fraction`].
     pub fn tokens(&self, weights: &[f32]) -> Vec<Vec<(u16, f32)>> {
         let n_used = self.n_used.max(1);
         let of_token = |(token, ids): (usize, &[u16])| {
-            let share = |rank: usize| self.share_of_pair(token * n_used + rank, weights);
-            ids.iter().enumerate().map(|(rank, &id)| (id, share(rank))).collect()
+            let fraction = |rank: usize| self.fraction_of_pair(token * n_used + rank, weights);
+            ids.iter().enumerate().map(|(rank, &id)| (id, fraction(rank))).collect()
         };
         self.ids.chunks(n_used).enumerate().map(of_token).collect()
     }
 
-    /// One expert's share of a token's weights, in the precision of traces: the share of the choice at `position` of
+    /// One expert's fraction of a token's weights, in the precision of traces: that of the choice at `position` of
     /// `[n_tokens][n_used]`.
-    pub fn share_of_pair(&self, position: usize, weights: &[f32]) -> f32 {
+    pub fn fraction_of_pair(&self, position: usize, weights: &[f32]) -> f32 {
         let start = position - position % self.n_used;
         let sum: f32 = weights.get(start..start + self.n_used).map_or(0.0, |row| row.iter().sum());
         rounded(if sum > 0.0 { weights[position] / sum } else { 1.0 / self.n_used as f32 })

@@ -205,7 +205,7 @@ impl ReadRequest {
 pub struct ReadDone<E = StoreError> {
     /// The read's ticket.
     pub ticket: u64,
-    /// Bytes moved from the device, page cache or memory: at least those of the read, more where whole blocks were read.
+    /// Bytes moved from the device, page cache or memory: at least those of the read, more if whole blocks were read.
     pub result: Result<u64, E>,
 }
 

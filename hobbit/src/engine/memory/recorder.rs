@@ -133,14 +133,14 @@ impl Observer for Recorder {
         }
         let n_used = routing.n_used;
         self.record.clear(layer, n_used as u16);
-        let mut shares = Vec::with_capacity(n_used);
+        let mut fractions = Vec::with_capacity(n_used);
         let n_expert = scores.len() / routing.n_tokens.max(1);
         for token in 0..routing.n_tokens {
             let row = token * n_used..(token + 1) * n_used;
-            shares.clear();
-            shares.extend(row.clone().map(|at| routing.share_of_pair(at, weights)));
+            fractions.clear();
+            fractions.extend(row.clone().map(|at| routing.fraction_of_pair(at, weights)));
             let scores = (n_expert > 0).then(|| &scores[token * n_expert..(token + 1) * n_expert]);
-            self.record.push_token(&routing.ids[row], &shares, scores, N_UNSELECTED);
+            self.record.push_token(&routing.ids[row], &fractions, scores, N_UNSELECTED);
         }
         self.open = Some((Instant::now(), waited));
     }

@@ -257,8 +257,8 @@ impl hobbit_core::residency::Router for LayerRouter<'_> {
         let (n_used, n_tokens) = (routing.n_used, routing.n_tokens);
         let routes = self.routers.walk.as_mut().map(|walk| walk.enter(layer, n_tokens)).unwrap_or_default();
         // A route has as many ranks as the model's tokens, which was checked when it was read.
-        for (token, (experts, shares)) in routes.into_iter().enumerate() {
-            for (at, (expert, weight)) in (token * n_used..).zip(experts.into_iter().zip(shares)) {
+        for (token, (experts, fractions)) in routes.into_iter().enumerate() {
+            for (at, (expert, weight)) in (token * n_used..).zip(experts.into_iter().zip(fractions)) {
                 (ids[at], weights[at]) = (expert, weight);
             }
         }

@@ -106,7 +106,7 @@ impl DeviceSlots {
         Some((slot.pool, slot.index - self.memory.share(version.expert.layer, slot.pool).first))
     }
 
-    /// The slots of a layer's experts; `None` if none of them has one. `arriving`: versions that products must wait for.
+    /// The slots of a layer's experts; `None` if none of them has one. `arriving`: versions that products wait for.
     pub(crate) fn of_layer(&self, layer: u16, n_expert: u16, arriving: &[Version]) -> Option<SlotsOfLayer> {
         let mut share = None;
         let row = |index| {
