@@ -51,8 +51,8 @@ impl Worker {
         false
     }
 
-    /// Makes room in the shared context for a batch with entries of these sequences: the slot that [`slots::gives_way`] names, except `but`, ends its
-    /// request and drops its tokens. `None` if no slot gives way.
+    /// Makes room in the shared context for a batch with entries of these sequences: the slot that
+    /// [`slots::gives_way`] names, except `but`, ends its request and drops its tokens. `None` if no slot gives way.
     pub(super) fn give_way(&mut self, but: Option<usize>, entries: &[i32]) -> Result<Option<usize>, EvalError> {
         let n_ctx = self.session.n_ctx() as usize;
         let holding = |slot: &Slot| {

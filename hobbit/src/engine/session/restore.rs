@@ -96,8 +96,8 @@ impl Session {
     /// token and after each checkpoint, for which one token each is evaluated. It gets no checkpoint yet.
     ///
     /// # Errors
-    /// An unknown sequence, or a state that does not fit. [`EvalError::State`]: a check fails. Cells of the shared cache
-    /// may then be damaged until [`Session::reset`] clears them all.
+    /// An unknown sequence, or a state that does not fit. [`EvalError::State`]: a check fails. Cells of the shared
+    /// cache may then be damaged until [`Session::reset`] clears them all.
     pub fn restore_sequence(
         &mut self,
         sequence: i32,
