@@ -395,7 +395,8 @@ mod tests {
     fn llama_cpps(text: &str) -> Raw {
         let text = c_text(text).unwrap();
         // SAFETY: the vocabulary is live, the texts are NUL-terminated and outlive the call, which copies.
-        let made = unsafe { llama::llama_sampler_init_grammar(model().vocab(), text.as_ptr(), c"root".as_ptr()) };
+        let made =
+            unsafe { llama::llama_sampler_init_grammar(model().shared.raw.vocab(), text.as_ptr(), c"root".as_ptr()) };
         Raw::new(made, "grammar").unwrap()
     }
 

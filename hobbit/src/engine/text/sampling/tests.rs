@@ -327,7 +327,7 @@ fn probabilities_of_a_choice() {
     assert_eq!(sampler.probabilities(1, false), None);
     let mut session = session(PROMPT);
     let logits = session.logits(tokens_of(PROMPT).len() - 1 + usize::from(model().adds_bos())).unwrap().to_vec();
-    let token = session.sample(&mut sampler, -1).unwrap();
+    let token = session.sample(0, &mut sampler).unwrap();
     let before = sampler.probabilities(3, false).unwrap();
     assert_eq!(before.top.len(), 3);
     assert_eq!(before.top[0], (token, before.chosen));
@@ -339,7 +339,7 @@ fn probabilities_of_a_choice() {
 
     let seeded = SamplingOptions { seed: 7, top_k: 5, ..SamplingOptions::default() };
     let mut sampler = Sampler::new(model(), &seeded).unwrap();
-    let token = session.sample(&mut sampler, -1).unwrap();
+    let token = session.sample(0, &mut sampler).unwrap();
     let after = sampler.probabilities(99, true).unwrap();
     assert!(after.top.len() <= 5 && after.top.contains(&(token, after.chosen)));
     let sum: f32 = after.top.iter().map(|(_, log)| log.exp()).sum();
@@ -466,7 +466,7 @@ fn repetitions_end_where_llama_cpp_ends_them() {
         // SAFETY: the vocabulary is live; the texts are copied.
         let theirs = unsafe {
             llama::llama_sampler_init_dry(
-                model().vocab(),
+                model().shared.raw.vocab(),
                 dry.multiplier,
                 dry.base,
                 dry.allowed_length,
