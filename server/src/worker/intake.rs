@@ -208,7 +208,10 @@ impl Worker {
         if reuse > 0 && sequences.can_move_tokens() && is_movable {
             for run in slots::reusable(sequences.tokens(sequence), &job.prompt, n, reuse) {
                 let (from, end) = (run.from as i32, (run.from + run.n) as i32);
-                sequences.move_tokens(sequence, from..end, run.to as i32 - from)?;
+                match sequences.move_tokens(sequence, from..end, run.to as i32 - from) {
+                    Err(EvalError::ContextFull { .. }) => break,
+                    other => other?,
+                }
                 n = run.to + run.n;
             }
         }

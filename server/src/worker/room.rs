@@ -45,7 +45,7 @@ impl Worker {
         });
         match shifted {
             Ok(true) => return true,
-            Ok(false) => self.end_full(at),
+            Ok(false) | Err(EvalError::ContextFull { .. }) => self.end_full(at),
             Err(error) => self.failed(&[at], error),
         }
         false

@@ -188,13 +188,16 @@ impl Session {
             let n_keep = (wanted + usize::from(self.model.adds_bos())).min(n_ctx.saturating_sub(4)).min(n_past);
             let n_discard = (n_past - n_keep) / 2;
             let (keep, discard) = (n_keep as i32, n_discard as i32);
-            if n_discard == 0 || !own.context.forget(0, keep, keep + discard)? {
+            if n_discard == 0 {
                 return Err(own.context_full());
             }
-            // A gap would leave the later tokens at wrong positions.
-            if let Err(error) = own.move_tokens(0, keep + discard..n_past as i32, -discard) {
-                self.reset();
-                return Err(error);
+            match own.move_tokens(0, keep + discard..n_past as i32, -discard) {
+                Err(error @ EvalError::ContextFull { .. }) => return Err(error),
+                Err(error) => {
+                    self.reset();
+                    return Err(error);
+                }
+                Ok(()) => {}
             }
         }
         Ok(())

@@ -360,14 +360,16 @@ impl Sequences {
     ///
     /// # Errors
     /// A sequence that the session does not have, or a model whose tokens cannot be moved.
+    /// [`EvalError::ContextFull`], without a change, if it cannot forget a part of its state.
     pub fn move_tokens(&mut self, sequence: i32, range: Range<i32>, by: i32) -> Result<(), EvalError> {
         self.check_sequence(sequence)?;
         if !self.can_move_tokens() {
             return Err(EvalError::Decode("this model's tokens cannot be moved in their context".into()));
         }
         let cleared = if by < 0 { (range.start + by).max(0)..range.start } else { range.end..range.end + by };
-        if !cleared.is_empty() {
-            self.context.forget(sequence, cleared.start, cleared.end)?;
+        // A gap would leave the later tokens at wrong positions.
+        if !cleared.is_empty() && !self.context.forget(sequence, cleared.start, cleared.end)? {
+            return Err(self.context_full());
         }
         self.forget_checkpoints(sequence);
         self.context.shift(sequence, range.clone(), by)?;
