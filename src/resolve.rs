@@ -42,7 +42,7 @@ pub struct HiArgs {
     pub read: Vec<(&'static str, PathBuf)>,
 }
 
-/// What the user gives to the model, and how far it answers.
+/// Text and media for the model, and the length of its answer.
 #[derive(Debug)]
 pub struct UserInput {
     /// Text to continue, or the first message. Usually UTF-8, but llama.cpp takes any bytes.

@@ -1,5 +1,5 @@
-//! What a residency meets outside: [`Reads`] bring bytes, [`DeviceResidency`] says what devices have, and an
-//! [`Observer`] sees events.
+//! Interfaces of a residency: [`Reads`] bring bytes, [`DeviceResidency`] says what devices have, and an [`Observer`]
+//! sees events.
 
 use crate::cache::SlotId;
 use crate::expert::{ExpertId, SliceId, Version};

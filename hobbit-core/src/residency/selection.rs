@@ -166,8 +166,8 @@ impl Selection {
         self.observed.norms.extend(inputs.iter().map(norm));
     }
 
-    /// Reroutes tokens to experts that `is_present` accepts, by expert index. Returns counts, and the new weights if ids
-    /// or weights change: products use these and [`Selection::routing`], policies and observers go on seeing the
+    /// Reroutes tokens to experts that `is_present` accepts, by expert index. Returns counts, and the new weights if
+    /// ids or weights change: products use these and [`Selection::routing`], policies and observers go on seeing the
     /// router's own choice.
     pub(super) fn reroute(
         &mut self,

@@ -88,8 +88,8 @@ impl Routing {
         ((pairs.len() as u32).max(1), since)
     }
 
-    /// The expert's fraction of the router's weights, summed over tokens; the fractions of one token sum to 1. `weights`
-    /// is `[n_tokens][n_used]`; if it is empty, all experts weigh alike.
+    /// The expert's fraction of the router's weights, summed over tokens; the fractions of one token sum to 1.
+    /// `weights` is `[n_tokens][n_used]`; if it is empty, all experts weigh alike.
     pub fn fraction(&self, expert: u16, weights: &[f32]) -> f32 {
         let position = |pair: &Pair| pair.token as usize * self.n_used + pair.rank as usize;
         self.pairs_of(expert).iter().map(|pair| self.fraction_of_pair(position(pair), weights)).sum()

@@ -108,7 +108,7 @@ pub(crate) struct Tier {
     pub(crate) ahead: Option<UploadsAhead>,
 }
 
-/// What a device computes.
+/// The layers and batches that a device computes.
 #[derive(Clone, Copy)]
 pub(crate) struct Serves {
     /// Layers that the placement gives it.
