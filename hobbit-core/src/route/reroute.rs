@@ -1,7 +1,7 @@
 //! Routing that knows what is in memory: an expert that would have to be read gives way to one that is there.
 //!
-//! One loop for three rules. Missing experts of a token's choice, the lowest score first, are paired with present ones
-//! that were not chosen, the highest score first. A pair is exchanged where a rule allows it:
+//! One loop serves three rules. It pairs a token's missing experts, by rising score, with unchosen experts in memory,
+//! by falling score, and exchanges a pair if the rule allows it:
 //!
 //! | rule | allows |
 //! |---|---|

@@ -269,8 +269,8 @@ impl Sequences {
         left
     }
 
-    /// Shortens a sequence to its text: forgets what was evaluated since. Returns false if the model cannot go back
-    /// that far; the text is then shorter, or empty.
+    /// Forgets the tokens that were evaluated after a sequence's text. Returns false if the model cannot go back to the
+    /// text's end; the sequence then keeps a shorter text, or none.
     ///
     /// # Errors
     /// A sequence that the session does not have.
