@@ -49,6 +49,7 @@ use hobbit::{DeviceKind, Interrupt, Model, SessionOptions};
 use hobbit_core::files::Kind;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::pack::Pack;
+use hobbit_core::store::threads;
 use hobbit_core::units::{Bytes, Percent};
 use tokio::runtime::Runtime;
 
@@ -167,7 +168,8 @@ fn answer(settings: Settings, source: &Source, notes: &[Note], log: &Log) -> Res
 /// The threads for HTTP.
 fn runtime(n_threads: usize) -> Result<Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let built = builder.worker_threads(n_threads).thread_name("http").enable_all().build();
+    let built =
+        builder.worker_threads(n_threads).thread_name("http").on_thread_start(threads::join).enable_all().build();
     built.context("cannot start the threads for HTTP")
 }
 

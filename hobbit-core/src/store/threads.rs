@@ -12,10 +12,16 @@ pub fn running() -> BTreeSet<u32> {
     lock().clone()
 }
 
+/// Makes the calling thread one of these, until it ends.
+pub fn join() {
+    thread_local!(static JOINED: Running = Running::new());
+    JOINED.with(|_| ());
+}
+
 /// Starts a thread.
 pub(super) fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     Builder::new().name(name).spawn(move || {
-        let _running = Running::new();
+        join();
         work();
     })
 }

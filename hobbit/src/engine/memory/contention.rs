@@ -8,7 +8,8 @@
 //! libgomp stops spinning early (after 100 rounds) while there are more OpenMP threads than cores, as its manual
 //! describes under `GOMP_SPINCOUNT`. So four times a second during an evaluation, a watcher thread measures how long
 //! the process's threads have waited for a core. While they wait, it keeps a team of idle threads that only raise the
-//! count. Our reader threads are not another program: their run time may be the cause of the others' waiting. If
+//! count. Our threads that read or serve are not another program: their run time may be the cause of the others' waiting.
+//! Nor is a thread's own waking up: a small model wakes thousands of times a second once threads sleep at barriers. If
 //! `OMP_WAIT_POLICY` or `GOMP_SPINCOUNT` is set, the watcher does nothing.
 
 use std::collections::{BTreeSet, HashMap};
@@ -27,6 +28,9 @@ const INTERVAL: Duration = Duration::from_millis(250);
 
 /// Samples without an evaluation before the watcher sleeps.
 const IDLE_LOOKS_MAX: u32 = 8;
+
+/// Wait at the start of a turn that needs no other program: the time to switch to a thread that has woken up.
+const SWITCH_NANOSECONDS: u64 = 2_000;
 
 /// Maximum number of idle threads: a machine has fewer cores beyond a session's threads.
 const EXTRAS_MAX: usize = 1024;
@@ -192,9 +196,9 @@ impl Extras {
 
 extern "C" fn nothing(_: *mut c_void) {}
 
-/// Nanoseconds run and waited by thread, and which threads only serve the compute threads.
+/// Nanoseconds run, nanoseconds waited and turns by thread, and which threads only serve the compute threads.
 struct Waited {
-    all: HashMap<u32, (u64, u64)>,
+    all: HashMap<u32, (u64, u64, u64)>,
     serving: BTreeSet<u32>,
 }
 
@@ -212,14 +216,15 @@ impl Waited {
     /// The difference to an earlier sample.
     fn since(&self, before: &Self, elapsed: Duration) -> Sample {
         let (mut ran_computing, mut waited_computing, mut ran_serving) = (0, 0, 0);
-        for (thread, (ran, waited)) in &self.all {
-            let (ran_before, waited_before) = before.all.get(thread).copied().unwrap_or_default();
+        for (thread, (ran, waited, turns)) in &self.all {
+            let (ran_before, waited_before, turns_before) = before.all.get(thread).copied().unwrap_or_default();
             let ran = ran.saturating_sub(ran_before);
             if self.serving.contains(thread) {
                 ran_serving += ran;
             } else {
+                let switches = turns.saturating_sub(turns_before).saturating_mul(SWITCH_NANOSECONDS);
                 ran_computing += ran;
-                waited_computing += waited.saturating_sub(waited_before);
+                waited_computing += waited.saturating_sub(waited_before).saturating_sub(switches);
             }
         }
         Sample {
@@ -230,10 +235,10 @@ impl Waited {
     }
 }
 
-/// Time run and time waited, in nanoseconds, from a line with both and the number of turns.
-fn parse(text: &str) -> Option<(u64, u64)> {
+/// Nanoseconds run, nanoseconds waited and turns, from the kernel's line with the three.
+fn parse(text: &str) -> Option<(u64, u64, u64)> {
     let mut numbers = text.split_ascii_whitespace().map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 // The decision: competition for our cores from how long our threads wait for one.
@@ -244,8 +249,8 @@ struct Sample {
     seconds: f64,
     /// Seconds run, summed over all compute threads.
     ran_seconds: f64,
-    /// Seconds the compute threads were runnable while other programs had the cores; our own reader threads do not
-    /// count.
+    /// Seconds the compute threads were runnable while other programs had the cores; our own serving threads do
+    /// not count.
     waited_seconds: f64,
 }
 
@@ -350,21 +355,32 @@ mod tests {
 
     #[test]
     fn threads_that_come_and_go_do_not_confuse_the_sum() {
-        let look = |threads: &[(u32, (u64, u64))]| Waited {
+        let look = |threads: &[(u32, (u64, u64, u64))]| Waited {
             all: threads.iter().copied().collect(),
             serving: BTreeSet::from([7]),
         };
-        let before = look(&[(1, (1_000_000_000, 0)), (2, (5_000_000_000, 3_000_000_000))]);
-        let now = look(&[(1, (1_500_000_000, 250_000_000)), (3, (500_000_000, 0))]);
+        let before = look(&[(1, (1_000_000_000, 0, 7)), (2, (5_000_000_000, 3_000_000_000, 9))]);
+        let now = look(&[(1, (1_500_000_000, 250_000_000, 7)), (3, (500_000_000, 0, 0))]);
         let expected = Sample { seconds: 1.0, ran_seconds: 1.0, waited_seconds: 0.25 };
         assert_eq!(now.since(&before, Duration::from_secs(1)), expected);
         // A reader thread: it waited for ours, and ours for it.
         for (ran, waited) in [(200_000_000, 0.05), (900_000_000, 0.0)] {
-            let mut now = look(&[(1, (1_500_000_000, 250_000_000)), (7, (ran, 400_000_000))]);
-            now.all.insert(3, (500_000_000, 0));
+            let mut now = look(&[(1, (1_500_000_000, 250_000_000, 7)), (7, (ran, 400_000_000, 1))]);
+            now.all.insert(3, (500_000_000, 0, 0));
             let expected = Sample { waited_seconds: waited, ..expected };
             assert_eq!(now.since(&before, Duration::from_secs(1)), expected);
         }
+    }
+
+    /// Threads that sleep at barriers wait a moment after each: 20,000 wake-ups cost 40 ms without another program.
+    #[test]
+    fn waking_up_is_no_waiting() {
+        let look = |ran, waited, turns| Waited { all: [(1, (ran, waited, turns))].into(), serving: BTreeSet::new() };
+        let before = look(0, 0, 0);
+        let alone = look(800_000_000, 30_000_000, 20_000).since(&before, Duration::from_secs(1));
+        assert_eq!(alone.waited_seconds, 0.0);
+        let beside = look(800_000_000, 140_000_000, 20_000).since(&before, Duration::from_secs(1));
+        assert_eq!(beside.waited_seconds, 0.1);
     }
 
     /// A second in which two threads could run and waited for this share of it.
