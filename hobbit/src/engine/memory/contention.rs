@@ -9,17 +9,19 @@
 //! describes under `GOMP_SPINCOUNT`. So four times a second during an evaluation, a watcher thread measures how long
 //! the process's threads have waited for a core. While they wait, it keeps a team of idle threads that only raise the
 //! count. Our threads that read or serve are not another program: their run time may be the cause of the others' waiting.
-//! Nor is a thread's own waking up: a small model wakes thousands of times a second once threads sleep at barriers. If
-//! `OMP_WAIT_POLICY` or `GOMP_SPINCOUNT` is set, the watcher does nothing.
+//! Nor is a thread's own waking up. The threads of a small model meet so often that waking them may cost more than the
+//! other program does: where a decode step becomes slower, they spin again. If `OMP_WAIT_POLICY` or `GOMP_SPINCOUNT` is
+//! set, the watcher does nothing.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
+use hobbit_core::route::Phase;
 use hobbit_core::store::arena::is_faulting;
 use hobbit_core::store::threads;
 
@@ -75,24 +77,31 @@ struct Watch {
     n_running: AtomicUsize,
     /// Threads of the largest session so far.
     n_threads: AtomicUsize,
+    /// Decode steps that have ended, and their nanoseconds.
+    n_steps: AtomicU64,
+    step_nanoseconds: AtomicU64,
     is_asleep: AtomicBool,
     sleep: Mutex<()>,
     wake: Condvar,
 }
 
 /// Marks an evaluation as running until dropped.
-pub(crate) struct Running(Option<&'static Watch>);
+pub(crate) struct Running(Option<(&'static Watch, Phase, Instant)>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(watch) = self.0 {
+        if let Some((watch, phase, began)) = self.0 {
             watch.n_running.fetch_sub(1, Ordering::SeqCst);
+            if phase.is_decode() {
+                watch.step_nanoseconds.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+                watch.n_steps.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
 }
 
 /// Announces an evaluation on `n_threads` threads.
-pub(crate) fn running(n_threads: i32) -> Running {
+pub(crate) fn running(n_threads: i32, phase: Phase) -> Running {
     let Some(watch) = usize::try_from(n_threads).ok().filter(|n| *n > 1).and_then(|_| watch()) else {
         return Running(None);
     };
@@ -102,7 +111,7 @@ pub(crate) fn running(n_threads: i32) -> Running {
         let _guard = watch.sleep.lock().unwrap_or_else(PoisonError::into_inner);
         watch.wake.notify_one();
     }
-    Running(Some(watch))
+    Running(Some((watch, phase, Instant::now())))
 }
 
 /// The watcher, started with the first evaluation; `None` where it could not observe or act.
@@ -117,6 +126,8 @@ fn watch() -> Option<&'static Watch> {
             gomp: Gomp::loaded()?,
             n_running: AtomicUsize::new(0),
             n_threads: AtomicUsize::new(0),
+            n_steps: AtomicU64::new(0),
+            step_nanoseconds: AtomicU64::new(0),
             is_asleep: AtomicBool::new(false),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
@@ -135,10 +146,11 @@ impl Watch {
             thread::sleep(INTERVAL);
             let (now, elapsed) = (Waited::look(), at.elapsed());
             at = Instant::now();
+            let step_seconds = self.step_seconds();
             // Exclude our own page-fault threads: they take turns with the compute threads as another program would.
             let is_ours = std::mem::replace(&mut was_faulting, is_faulting()) || was_faulting;
             if let (Some(before), Some(now), false) = (&before, &now, is_ours) {
-                let sample = now.since(before, elapsed);
+                let sample = Sample { step_seconds, ..now.since(before, elapsed) };
                 match (contention.observe(sample), &extras) {
                     (true, None) => extras = self.extras(),
                     (false, Some(_)) => extras = None,
@@ -152,6 +164,13 @@ impl Watch {
                 (before, at, n_idle) = (Waited::look(), Instant::now(), 0);
             }
         }
+    }
+
+    /// Mean seconds of the decode steps since the last call; `None` after too few.
+    fn step_seconds(&self) -> Option<f64> {
+        let n = self.n_steps.swap(0, Ordering::Relaxed);
+        let nanoseconds = self.step_nanoseconds.swap(0, Ordering::Relaxed);
+        (n >= STEPS_MIN).then(|| nanoseconds as f64 / 1e9 / n as f64)
     }
 
     /// Sleeps until the next evaluation.
@@ -231,6 +250,7 @@ impl Waited {
             seconds: elapsed.as_secs_f64(),
             ran_seconds: ran_computing as f64 / 1e9,
             waited_seconds: waited_computing.saturating_sub(ran_serving) as f64 / 1e9,
+            step_seconds: None,
         }
     }
 }
@@ -252,7 +272,19 @@ struct Sample {
     /// Seconds the compute threads were runnable while other programs had the cores; our own serving threads do
     /// not count.
     waited_seconds: f64,
+    /// Mean time of a decode step, for models so small that several fit into a sample.
+    step_seconds: Option<f64>,
 }
+
+/// Decode steps in a sample whose mean counts.
+const STEPS_MIN: u64 = 8;
+
+/// How much longer a decode step may take on threads that sleep at barriers: more than the difference between steps.
+const SLEEPING_COST_MAX: f64 = 1.5;
+
+/// Seconds for which threads spin, whatever they wait, after sleeping made them slower; doubled each time.
+const SPIN_SECONDS: f64 = 8.0;
+const SPIN_SECONDS_MAX: f64 = 64.0;
 
 /// Share of runnable time spent waiting at which the cores count as contended, if two samples in a row agree.
 const WAITED_SHARE_CONTENDED: f64 = 0.05;
@@ -285,6 +317,11 @@ struct Contention {
     /// Seconds of calm so far; when not contended, seconds since contention ended.
     calm_seconds: f64,
     patience_seconds: f64,
+    /// A decode step in the sample that began the contention, while threads were spinning.
+    step_seconds: Option<f64>,
+    /// Seconds for which threads still spin in any case, and for how many they do after the next failure.
+    spin_seconds: f64,
+    next_spin_seconds: f64,
 }
 
 impl Default for Contention {
@@ -294,12 +331,15 @@ impl Default for Contention {
             is_suspected: false,
             calm_seconds: f64::INFINITY,
             patience_seconds: PATIENCE_SECONDS,
+            step_seconds: None,
+            spin_seconds: 0.0,
+            next_spin_seconds: SPIN_SECONDS,
         }
     }
 }
 
 impl Contention {
-    /// Whether others compute on our cores.
+    /// Whether others compute on our cores and sleeping at barriers helps.
     fn observe(&mut self, sample: Sample) -> bool {
         let could_run = sample.ran_seconds + sample.waited_seconds;
         if could_run < BUSY_CORES_MIN * sample.seconds {
@@ -308,6 +348,10 @@ impl Contention {
         let share = sample.waited_seconds / could_run;
         if !self.is_contended {
             self.calm_seconds += sample.seconds;
+            self.spin_seconds -= sample.seconds;
+            if self.spin_seconds > 0.0 {
+                return false;
+            }
             let was_suspected = std::mem::replace(&mut self.is_suspected, share >= WAITED_SHARE_CONTENDED);
             if share >= WAITED_SHARE_CERTAIN || self.is_suspected && was_suspected {
                 self.patience_seconds = if self.calm_seconds <= RELAPSE_SECONDS {
@@ -315,17 +359,29 @@ impl Contention {
                 } else {
                     PATIENCE_SECONDS
                 };
-                (self.is_contended, self.calm_seconds) = (true, 0.0);
+                (self.is_contended, self.calm_seconds, self.step_seconds) = (true, 0.0, sample.step_seconds);
             }
+        } else if self.is_slower(sample) {
+            (self.is_contended, self.calm_seconds) = (false, 0.0);
+            self.spin_seconds = self.next_spin_seconds;
+            self.next_spin_seconds = (2.0 * self.next_spin_seconds).min(SPIN_SECONDS_MAX);
         } else if share >= WAITED_SHARE_CALM {
             self.calm_seconds = 0.0;
         } else {
             self.calm_seconds += sample.seconds;
             if self.calm_seconds >= self.patience_seconds {
                 (self.is_contended, self.calm_seconds) = (false, 0.0);
+                self.next_spin_seconds = SPIN_SECONDS;
             }
         }
         self.is_contended
+    }
+
+    /// Whether sleeping at barriers costs more than it saves: a small model's threads meet so often that waking them
+    /// takes longer than what they compute.
+    fn is_slower(&self, sample: Sample) -> bool {
+        let both = self.step_seconds.zip(sample.step_seconds);
+        both.is_some_and(|(spinning, sleeping)| sleeping > SLEEPING_COST_MAX * spinning)
     }
 }
 
@@ -361,7 +417,7 @@ mod tests {
         };
         let before = look(&[(1, (1_000_000_000, 0, 7)), (2, (5_000_000_000, 3_000_000_000, 9))]);
         let now = look(&[(1, (1_500_000_000, 250_000_000, 7)), (3, (500_000_000, 0, 0))]);
-        let expected = Sample { seconds: 1.0, ran_seconds: 1.0, waited_seconds: 0.25 };
+        let expected = Sample { seconds: 1.0, ran_seconds: 1.0, waited_seconds: 0.25, step_seconds: None };
         assert_eq!(now.since(&before, Duration::from_secs(1)), expected);
         // A reader thread: it waited for ours, and ours for it.
         for (ran, waited) in [(200_000_000, 0.05), (900_000_000, 0.0)] {
@@ -385,7 +441,7 @@ mod tests {
 
     /// A second in which two threads could run and waited for this share of it.
     fn second(share: f64) -> Sample {
-        Sample { seconds: 1.0, ran_seconds: 2.0 * (1.0 - share), waited_seconds: 2.0 * share }
+        Sample { seconds: 1.0, ran_seconds: 2.0 * (1.0 - share), waited_seconds: 2.0 * share, step_seconds: None }
     }
 
     /// Calm seconds until the cores count as free.
@@ -414,6 +470,20 @@ mod tests {
         }
         assert!(!contention.observe(second(0.1)));
         assert!(contention.observe(second(0.1)));
+    }
+
+    #[test]
+    fn threads_spin_again_where_sleeping_makes_a_step_slower() {
+        let mut contention = Contention::default();
+        let step = |share, seconds| Sample { step_seconds: Some(seconds), ..second(share) };
+        assert!(contention.observe(step(0.2, 1e-3)));
+        assert!(contention.observe(step(0.1, 1.4e-3)), "a step differs from another");
+        assert!(contention.observe(second(0.1)), "too few steps ended");
+        for expected in [8, 16, 32, 64, 64] {
+            assert!(!contention.observe(step(0.1, 1e-2)));
+            let spun = (1..200).find(|_| contention.observe(step(0.2, 1e-3)));
+            assert_eq!(spun, Some(expected));
+        }
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl Session {
         let (before, busy_before) = self.counters();
         self.sequences.all.iter_mut().for_each(|own| own.entry = None);
         let started = Instant::now();
-        let running = contention::running(self.n_threads);
+        let running = contention::running(self.n_threads, phase);
         let purpose = Purpose { phase, ..self.purpose };
         // SAFETY: the context is live and the batch's arrays outlive the call.
         let (code, thrown) = purpose.during(|| unsafe { self.sequences.context.decode(batch, self.announces) });
@@ -177,7 +177,7 @@ impl Session {
         let Some(speculator) = self.speculator.as_mut().filter(|own| own.is_mtp && !batch.token.is_null()) else {
             return;
         };
-        let running = contention::running(self.n_threads);
+        let running = contention::running(self.n_threads, Phase::Prompt);
         if let Err(error) = purpose.during(|| speculator.follow(batch))
             && !self.interrupt.is_set()
         {

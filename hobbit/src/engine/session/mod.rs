@@ -386,7 +386,7 @@ impl Session {
 
     /// Calls `compute`, which evaluates generated tokens on the context.
     pub(crate) fn computing<R>(&self, compute: impl FnOnce() -> R) -> R {
-        let running = contention::running(self.n_threads);
+        let running = contention::running(self.n_threads, Phase::Decode);
         let result = Purpose { phase: Phase::Decode, ..self.purpose }.during(compute);
         drop(running);
         result
