@@ -37,8 +37,9 @@ pub struct CachingArgs {
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_PATH_TABLE")]
     pub path_table: Option<PathBuf>,
     /// Read predicted experts before they are needed: while tokens are faster with it, as measured in short trials
-    /// (auto), always those that are worth their read (on), every one as the papers do (all), or never
-    #[arg(long, value_name = "auto|on|all|off", default_value_t, env = "HOBBIT_ARG_PREFETCH")]
+    /// (auto), always those that are worth their read (on), without judging them every one (all), as many as a layer
+    /// has time for (budget) or the three likeliest (top-3), or never
+    #[arg(long, value_name = "auto|on|all|budget|top-3|off", default_value_t, env = "HOBBIT_ARG_PREFETCH")]
     pub prefetch: Prefetch,
     /// How many layers ahead to look at most
     #[arg(long, value_name = "N", default_value_t = CachingOptions::DISTANCE,

@@ -480,7 +480,7 @@ fn preset(line: &str, variables: &[(&str, &str)]) -> PresetWords {
 #[test]
 fn presets_set_flags_that_are_not_given() {
     let note = |line: &str| preset(line, &[]).note().map_or_else(String::new, |note| note.to_string());
-    let ahead = "--prefetch-distance 1 --prefetch all --cpu-helper";
+    let budget = "--prefetch-distance 1 --prefetch budget --cpu-helper";
     for (name, flags) in [
         (
             "hobbit",
@@ -490,19 +490,21 @@ fn presets_set_flags_that_are_not_given() {
         ),
         (
             "edgemoe",
-            format!("--policy edgemoe --expert-slots even --predictor path-table {ahead} off --precision exact"),
+            "--policy edgemoe --expert-slots even --predictor path-table --prefetch-distance 1 --prefetch top-3 \
+             --cpu-helper off --precision exact"
+                .to_owned(),
         ),
         (
             "fate",
             format!(
-                "--policy arc --expert-slots shallow-first:3 --predictor cross-layer {ahead} off --low auto \
+                "--policy arc --expert-slots shallow-first:3 --predictor cross-layer {budget} off --low auto \
                  --low-share 0% --t1 1 --t2 1 --prefill-low 25% --no-upgrade"
             ),
         ),
         (
             "smoe",
             format!(
-                "--policy smoe --expert-slots even --predictor stacked-gate {ahead} auto --substitute 0.3 --keep-top 0"
+                "--policy smoe --expert-slots even --predictor stacked-gate {budget} auto --substitute 0.3 --keep-top 0"
             ),
         ),
         (

@@ -294,12 +294,8 @@ impl WorldArgs {
 
     /// Adds a predictor.
     pub fn with_predictor(&self, config: &Config, predictor: PredictedBy) -> Config {
-        let rule = match predictor {
-            PredictedBy::Predictor(kind) => self.prefetch.rule(kind),
-            PredictedBy::Oracle | PredictedBy::Partly(_) => self.prefetch.rule(PredictorKind::StackedGate),
-        };
         let tries = self.prefetch == options::Prefetch::Auto;
-        let prefetch = Prefetch { distance_max: self.distance.max(1), rule, tries };
+        let prefetch = Prefetch { distance_max: self.distance.max(1), rule: self.prefetch.rule(), tries };
         let is_on = predictor != PredictedBy::Predictor(PredictorKind::None) && self.prefetch != options::Prefetch::Off;
         Config { predictor, prefetch: is_on.then_some(prefetch), ..config.clone() }
     }

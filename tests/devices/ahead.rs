@@ -42,7 +42,7 @@ fn every_architecture(options: Options) {
     let device = fast(options);
     let kinds = [
         (PredictorKind::StackedGate, PolicyKind::Learned, Prefetch::All),
-        (PredictorKind::CrossLayer, PolicyKind::Smoe, Prefetch::All),
+        (PredictorKind::CrossLayer, PolicyKind::Smoe, Prefetch::Budget),
         (PredictorKind::StackedGate, PolicyKind::Lru, Prefetch::On),
     ];
     let sizes = [&DEVICE_SIZES[..], &[(HALF, ALL), (HALF, HALF)]].concat();

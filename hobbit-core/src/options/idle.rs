@@ -37,7 +37,7 @@ impl CachingOptions {
     #[must_use]
     pub fn acting(self) -> Self {
         let predicts = self.predictor.is_some_and(|kind| kind != PredictorKind::None);
-        let reads_ahead = matches!(self.prefetch, Prefetch::On | Prefetch::All);
+        let reads_ahead = self.prefetch.is_fixed_on();
         Self {
             weights: if self.policy == PolicyKind::Hobbit { self.weights } else { Weights::default() },
             prefetch: if reads_ahead && !predicts { Prefetch::Auto } else { self.prefetch },
@@ -78,7 +78,7 @@ impl ModelOptions {
             ("policy", caching.policy != PolicyKind::default()),
             ("expert_slots", caching.slots != Allocation::default()),
             ("predictor", caching.predictor.is_some_and(|kind| kind != PredictorKind::None)),
-            ("prefetch", matches!(caching.prefetch, Prefetch::On | Prefetch::All)),
+            ("prefetch", caching.prefetch.is_fixed_on()),
             ("device_cache", gives_experts(device.cache)),
             ("cpu_helper", helps(device.cpu_helper)),
             ("n_cpu_moe", device.n_cpu_moe > 0),

@@ -111,21 +111,34 @@ pub enum Prefetch {
     #[default]
     Auto,
     On,
-    /// Every guess, by the rule of the predictor's paper (`PrefetchRule::of_paper`): none is judged for its worth.
+    /// [`PrefetchRule::All`]. This setting and the two below judge no guess for its worth.
     All,
+    /// [`PrefetchRule::Budget`].
+    Budget,
+    /// [`PrefetchRule::First`] with three experts: EdgeMoE preloads one to three of the next layer (section III-C1).
+    Top3,
     /// Never. Predictions are still made and judged.
     Off,
 }
 
-named!(Prefetch, "prefetch setting": Auto = "auto", On = "on", All = "all", Off = "off");
+named! { Prefetch, "prefetch setting":
+    Auto = "auto", On = "on", All = "all", Budget = "budget", Top3 = "top-3", Off = "off",
+}
 
 impl Prefetch {
-    /// How reads ahead are chosen with this predictor.
-    pub const fn rule(self, predictor: PredictorKind) -> PrefetchRule {
+    /// How reads ahead are chosen.
+    pub const fn rule(self) -> PrefetchRule {
         match self {
-            Self::All => PrefetchRule::of_paper(predictor),
+            Self::All => PrefetchRule::All,
+            Self::Budget => PrefetchRule::Budget,
+            Self::Top3 => PrefetchRule::First(3),
             Self::Auto | Self::On | Self::Off => PrefetchRule::Timed,
         }
+    }
+
+    /// Whether guesses are read ahead without trials.
+    pub const fn is_fixed_on(self) -> bool {
+        !matches!(self, Self::Auto | Self::Off)
     }
 }
 

@@ -38,7 +38,7 @@ pub struct PresetSettings {
     pub slots: Allocation,
     pub predictor: PredictorKind,
     pub distance: u8,
-    /// Whether predicted experts are read ahead. No paper judges whether that pays.
+    /// Which predicted experts are read ahead. No paper judges whether that pays.
     pub prefetch: Prefetch,
     /// Whether a layer computes with resident experts while others are read.
     pub overlap: bool,
@@ -111,9 +111,12 @@ impl Preset {
             },
             // III-B: widths are chosen before the run. III-C1: 1 to 3 experts of the next layer are preloaded by the
             // table until the router decides. III-C2: frequency over distance.
-            Self::EdgeMoe => {
-                PresetSettings { policy: PolicyKind::EdgeMoe, predictor: PredictorKind::PathTable, ..base }
-            }
+            Self::EdgeMoe => PresetSettings {
+                policy: PolicyKind::EdgeMoe,
+                predictor: PredictorKind::PathTable,
+                prefetch: Prefetch::Top3,
+                ..base
+            },
             // 4.2: the next layer's gate, everything above the 75th percentile. 4.3: as many experts as can be read
             // while a layer runs; experts are computed in the order in which their transfers end. 4.4: the first L
             // layers whole (L = 3 for Qwen1.5-MoE), ARC in each. 4.5: 25 % of a prompt's experts low, none in decode,
@@ -122,14 +125,16 @@ impl Preset {
                 policy: PolicyKind::Arc,
                 slots: Allocation::ShallowFirst { layers: 3 },
                 predictor: PredictorKind::CrossLayer,
+                prefetch: Prefetch::Budget,
                 low: Some(LowRules { t1: 1.0, t2: 1.0, low_share: 0.0, prefill_low: 0.25 }),
                 ..base
             },
             // IV-B: scores within 0.3 of the best that was not chosen (VI-B: 0.35, 0.3 and 0.25 on three machines); the
             // lowest mean score is evicted. IV-C: the next layer's gate; experts that will not be substituted are read
-            // ahead. V: experts that are still missing are copied or computed by the CPU, whichever is faster.
+            // ahead, best scores first, as far as there is time until the layer (IV-A). V: experts that are still missing are copied or computed by the CPU, whichever is faster.
             Self::Smoe => PresetSettings {
                 policy: PolicyKind::Smoe,
+                prefetch: Prefetch::Budget,
                 cpu_helper: CpuHelper::Auto,
                 routing: RoutingRules { substitute: Some((0.3, 0)), virtual_experts: false },
                 ..base
@@ -167,21 +172,21 @@ mod tests {
         assert_eq!(low(Preset::Fate), Some((1.0, 1.0, 0.25)), "decode is all high");
         assert_eq!([Preset::Hobbit, Preset::Fate].map(|preset| of(preset).low.unwrap().low_share), [0.2, 0.0]);
         assert!((1..=3).contains(&of(Preset::Hobbit).distance));
-        for (preset, policy, predictor) in [
-            (Preset::Hobbit, "hobbit", "stacked-gate"),
-            (Preset::EdgeMoe, "edgemoe", "path-table"),
-            (Preset::Fate, "arc", "cross-layer"),
+        for (preset, policy, predictor, prefetch) in [
+            (Preset::Hobbit, "hobbit", "stacked-gate", Prefetch::All),
+            (Preset::EdgeMoe, "edgemoe", "path-table", Prefetch::Top3),
+            (Preset::Fate, "arc", "cross-layer", Prefetch::Budget),
+            (Preset::Smoe, "smoe", "stacked-gate", Prefetch::Budget),
         ] {
             let settings = of(preset);
             assert_eq!((settings.policy.name(), settings.predictor.name()), (policy, predictor));
-            assert_eq!(settings.prefetch, Prefetch::All);
+            assert_eq!(settings.prefetch, prefetch);
         }
         for preset in [Preset::Hobbit, Preset::EdgeMoe, Preset::Fate] {
             assert!(of(preset).routing.is_off(), "routing is never changed");
         }
         let smoe = of(Preset::Smoe);
-        assert_eq!((smoe.routing.substitute, smoe.policy.name(), smoe.low), (Some((0.3, 0)), "smoe", None));
-        assert_eq!((smoe.predictor.name(), smoe.distance, smoe.prefetch), ("stacked-gate", 1, Prefetch::All));
+        assert_eq!((smoe.routing.substitute, smoe.distance, smoe.low), (Some((0.3, 0)), 1, None));
         let swapmoe = of(Preset::SwapMoe);
         assert_eq!((swapmoe.routing.virtual_experts, swapmoe.prefetch), (true, Prefetch::Off));
         assert_eq!(of(Preset::Fate).slots.to_string(), "shallow-first:3");

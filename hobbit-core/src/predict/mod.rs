@@ -177,12 +177,18 @@ impl PredictorKind {
 ///
 /// [`PredictorKind::PathTable`] predicts nothing without a table, and nothing for layers whose shape differs from the
 /// table's: callers check with [`PathTable::check_shape`].
-pub fn build(kind: PredictorKind, shape: PredictShape, table: Option<Arc<PathTable>>) -> Box<dyn Predictor> {
+/// A path table names `at_least` experts, even if a token uses fewer.
+pub fn build(
+    kind: PredictorKind,
+    shape: PredictShape,
+    table: Option<Arc<PathTable>>,
+    at_least: usize,
+) -> Box<dyn Predictor> {
     match kind {
         PredictorKind::None => Box::new(()),
         PredictorKind::StackedGate => Box::new(Gates::stacked(shape, Gates::DISTANCE_MAX)),
         PredictorKind::CrossLayer => Box::new(Gates::cross_layer(shape, 1, Gates::PERCENTILE)),
-        PredictorKind::PathTable => Box::new(PathPredictor::new(shape, table.unwrap_or_default())),
+        PredictorKind::PathTable => Box::new(PathPredictor::new(shape, table.unwrap_or_default(), at_least)),
     }
 }
 

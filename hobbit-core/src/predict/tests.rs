@@ -48,7 +48,7 @@ fn distances_count_layers_with_experts() {
 
 #[test]
 fn the_stacked_gate_takes_the_k_best_of_each_layer_ahead() {
-    let mut gate = build(PredictorKind::StackedGate, shape(), None);
+    let mut gate = build(PredictorKind::StackedGate, shape(), None, 0);
     assert!(gate.needs_scores());
     gate.begin_token();
     gate.scores(1, 1, &scores(&[(3, 0.6), (6, 0.2)]));
@@ -73,7 +73,7 @@ fn the_stacked_gate_takes_the_k_best_of_each_layer_ahead() {
 fn the_cross_layer_gate_takes_all_above_the_percentile() {
     let shape = PredictShape { layers: vec![(0, 16, 2), (1, 16, 2), (2, 16, 2)] };
     let scores: Vec<f32> = (0..16).map(|i| i as f32 / 120.0).collect();
-    let mut gate = build(PredictorKind::CrossLayer, shape.clone(), None);
+    let mut gate = build(PredictorKind::CrossLayer, shape.clone(), None, 0);
     assert!(gate.needs_scores());
     gate.scores(0, 1, &scores);
     gate.scores(0, 2, &scores);
@@ -89,7 +89,7 @@ fn the_cross_layer_gate_takes_all_above_the_percentile() {
 #[test]
 fn odd_scores_lead_to_no_panic() {
     for kind in [PredictorKind::StackedGate, PredictorKind::CrossLayer] {
-        let mut gate = build(kind, shape(), None);
+        let mut gate = build(kind, shape(), None, 0);
         gate.scores(1, 1, &scores(&[]));
         gate.scores(1, 1, &[0.5; 7]);
         assert!(experts(&mut *gate, 1, 1).is_empty(), "too few scores, and the earlier ones are of another time");
@@ -190,7 +190,7 @@ proptest! {
             (prop::collection::vec(prop::collection::vec(-0.2f32..1.0, 7..9), 16), any::<bool>()), 1..8),
     ) {
         for kind in PredictorKind::ALL {
-            let mut runs = [build(kind, shape(), None), build(kind, shape(), None)];
+            let mut runs = [build(kind, shape(), None, 0), build(kind, shape(), None, 0)];
             for (rows, is_new) in &tokens {
                 let mut row = rows.iter();
                 if *is_new {

@@ -90,7 +90,7 @@ impl Model {
         let shape = PredictShape::new((0..small.n_layers).map(|layer| (layer, small.n_expert)), |_| 2);
         let options = PrefetchOptions { rule: PrefetchRule::First(2), ..PrefetchOptions::default() };
         let lookahead = Lookahead::new(
-            predict::build(predictor, shape.clone(), None),
+            predict::build(predictor, shape.clone(), None, 0),
             Prefetcher::new(options, Default::default()),
             Governor::fixed(true),
             LookaheadOptions { shape, distance_max: 2, hides_waits: false },

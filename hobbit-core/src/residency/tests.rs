@@ -401,7 +401,7 @@ fn a_read_ahead_evicts_no_predicted_expert() {
     let shape = PredictShape::new((0..2).map(|layer| (layer, small.n_expert)), |_| 3);
     let options = PrefetchOptions { rule: PrefetchRule::All, ..PrefetchOptions::default() };
     toy.lookahead = Some(Lookahead::new(
-        predict::build(PredictorKind::StackedGate, shape.clone(), None),
+        predict::build(PredictorKind::StackedGate, shape.clone(), None, 0),
         Prefetcher::new(options, Default::default()),
         Governor::fixed(true),
         LookaheadOptions { shape, distance_max: 1, hides_waits: false },

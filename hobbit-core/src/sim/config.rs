@@ -94,7 +94,7 @@ pub struct Prefetch {
     /// Layers to look ahead, from 1: up to the first one that lacks an expert (HOBBIT's p).
     #[default(2)]
     pub distance_max: u8,
-    /// Which predicted experts that are missing are read: [`PrefetchRule::Timed`], or `PrefetchRule::of_paper`.
+    /// Which predicted experts that are missing are read.
     pub rule: PrefetchRule,
     /// Whether trials decide when it is on, by virtual time. Predictions take none.
     pub tries: bool,
@@ -164,10 +164,6 @@ impl Config {
         let is_read_ahead = predictor != PredictedBy::Predictor(PredictorKind::None) && settings.prefetch != "off";
         let distance_max = if settings.distance > 0 { settings.distance } else { Prefetch::default().distance_max };
         let recorded: options::Prefetch = settings.prefetch.parse().unwrap_or_default();
-        let rule = match predictor {
-            PredictedBy::Predictor(kind) => recorded.rule(kind),
-            PredictedBy::Oracle | PredictedBy::Partly(_) => PrefetchRule::Timed,
-        };
         let tries = recorded == options::Prefetch::Auto;
         let default = LinkModel::default();
         let link = LinkModel {
@@ -188,7 +184,7 @@ impl Config {
             path_table: None,
             precision: recorded_precision(settings),
             routing: settings.routing.clone(),
-            prefetch: is_read_ahead.then_some(Prefetch { distance_max, rule, tries }),
+            prefetch: is_read_ahead.then_some(Prefetch { distance_max, rule: recorded.rule(), tries }),
             predictor,
             link,
             compute: Compute::Recorded,

@@ -17,7 +17,7 @@ pub fn recall(recording: &Recording, predictor: PredictedBy, distance_max: u8) -
         PredictedBy::Predictor(PredictorKind::CrossLayer) => {
             Box::new(Gates::cross_layer(shape, distance_max, Gates::PERCENTILE))
         }
-        PredictedBy::Predictor(kind) => predict::build(kind, shape, None),
+        PredictedBy::Predictor(kind) => predict::build(kind, shape, None, 0),
         PredictedBy::Oracle => oracle(recording, shape, None, |batch| batch.n_tokens == 1),
         PredictedBy::Partly(percent) => oracle(recording, shape, Some(percent), |batch| batch.n_tokens == 1),
     };
@@ -26,7 +26,7 @@ pub fn recall(recording: &Recording, predictor: PredictedBy, distance_max: u8) -
 
 /// Recall of EdgeMoE's table. Make the table from other recordings ([`path_table`]).
 pub fn path_recall(recording: &Recording, table: PathTable, distance_max: u8) -> Recall {
-    judge(recording, &mut PathPredictor::new(predict_shape(&recording.header), table), distance_max)
+    judge(recording, &mut PathPredictor::new(predict_shape(&recording.header), table, 0), distance_max)
 }
 
 /// A path table of the single tokens of recordings of one model.

@@ -351,7 +351,9 @@ fn recorded_demands(selection: &mut Selection, recording: &Recording, config: &C
 fn lookahead(recording: &Recording, config: &Config, prefetch: Prefetch) -> residency::Lookahead {
     let shape = predict_shape(&recording.header);
     let predictor: Box<dyn Predictor> = match config.predictor {
-        PredictedBy::Predictor(kind) => predict::build(kind, shape.clone(), config.path_table.clone()),
+        PredictedBy::Predictor(kind) => {
+            predict::build(kind, shape.clone(), config.path_table.clone(), prefetch.rule.at_least())
+        }
         PredictedBy::Oracle => oracle(recording, shape.clone(), None, |_| true),
         PredictedBy::Partly(percent) => oracle(recording, shape.clone(), Some(percent), |_| true),
     };

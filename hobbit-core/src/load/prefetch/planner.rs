@@ -4,7 +4,7 @@ use smart_default::SmartDefault;
 
 use super::estimates::{Chances, Estimates, Guess, Odds, Presence};
 use crate::expert::{ExpertId, Precision, Version};
-use crate::predict::{Ahead, Predicted, Predictor, PredictorKind, ahead};
+use crate::predict::{Ahead, Predicted, Predictor, ahead};
 use crate::route::{Demand, Thresholds, resolve, unimportance};
 
 /// By default exact, and as much as there is time for.
@@ -36,21 +36,14 @@ pub enum PrefetchRule {
     /// residency depends on tokens only, provided that [`Holdings::is_resident`] does and the governor is fixed.
     First(usize),
     /// The best guesses of a layer, as many as can be read while a layer runs: Fate's `n = T / t_expert` (section
-    /// 4.3).
+    /// 4.3), and SMoE's bound (section IV-A).
     Budget,
 }
 
 impl PrefetchRule {
-    /// EdgeMoE preloads 1 to 3 experts per layer (section III-C1).
-    const EDGEMOE: usize = 3;
-
-    /// The rule of the paper that has this predictor.
-    pub(crate) const fn of_paper(predictor: PredictorKind) -> Self {
-        match predictor {
-            PredictorKind::CrossLayer => Self::Budget,
-            PredictorKind::PathTable => Self::First(Self::EDGEMOE),
-            PredictorKind::None | PredictorKind::StackedGate => Self::All,
-        }
+    /// Guesses of a layer that a predictor must make for the rule.
+    pub const fn at_least(self) -> usize {
+        if let Self::First(n) = self { n } else { 0 }
     }
 }
 

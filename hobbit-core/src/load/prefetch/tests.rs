@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::expert::{ExpertId, Precision, Version};
-use crate::predict::{Ahead, Gates, PredictShape, Predicted, Predictor, PredictorKind};
+use crate::predict::{Ahead, Gates, PredictShape, Predicted, Predictor};
 use crate::route::{Demand, Thresholds};
 
 const MIB: u64 = 1 << 20;
@@ -239,17 +239,17 @@ fn odds_are_learned_from_all_predictions() {
 
 #[test]
 fn papers_read_every_guess() {
-    let n = |predictor: PredictorKind, layer_seconds, scores: &[f32]| {
-        let options = PrefetchOptions { rule: PrefetchRule::of_paper(predictor), ..PrefetchOptions::default() };
+    let n = |rule, layer_seconds, scores: &[f32]| {
+        let options = PrefetchOptions { rule, ..PrefetchOptions::default() };
         let late = Link { queued_bytes: 64 * MIB, elapsed_seconds: 1.0 };
         prefetcher(layer_seconds, options).plan(&wanted(scores), late, &World::default()).len()
     };
     let unlikely = [0.01; 8];
     assert_eq!(timed(1.0).plan(&wanted(&unlikely), Link::default(), &World::default()).len(), 0);
-    assert_eq!(n(PredictorKind::StackedGate, 1e-9, &unlikely), 8, "HOBBIT");
-    assert_eq!(n(PredictorKind::StackedGate, 1.0, &[0.01, 0.01, 0.0]), 2, "SMoE: the last one will be substituted");
-    assert_eq!(n(PredictorKind::PathTable, 1e-9, &unlikely), 3, "EdgeMoE");
-    let fate = |layer_seconds| n(PredictorKind::CrossLayer, layer_seconds, &unlikely);
+    assert_eq!(n(PrefetchRule::All, 1e-9, &unlikely), 8, "HOBBIT");
+    assert_eq!(n(PrefetchRule::Budget, 1.0, &[0.01, 0.01, 0.0]), 2, "SMoE: the last one will be substituted");
+    assert_eq!(n(PrefetchRule::First(3), 1e-9, &unlikely), 3, "EdgeMoE");
+    let fate = |layer_seconds| n(PrefetchRule::Budget, layer_seconds, &unlikely);
     assert_eq!([0.0079, 0.0081, 0.0161, 0.0401, 1.0].map(fate), [0, 1, 2, 5, 8], "whole reads of 8 ms in a layer");
     let options = PrefetchOptions { rule: PrefetchRule::Budget, ..PrefetchOptions::default() };
     let mut unknown = Prefetcher::new(options, Estimates::default());

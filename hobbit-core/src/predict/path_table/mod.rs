@@ -155,12 +155,13 @@ impl PathTable {
     }
 }
 
-/// The k most probable experts of the next layer by a [`PathTable`]. Scores are probabilities; those of all experts sum
-/// to k.
+/// The most probable experts of the next layer by a [`PathTable`]: k, or `at_least` if that is more. Scores are
+/// probabilities; those of all experts sum to k.
 #[derive(Clone, Debug)]
 pub(crate) struct PathPredictor {
     shape: PredictShape,
     table: Arc<PathTable>,
+    at_least: usize,
     /// Experts of the running token, by position of the layer.
     chosen: Vec<Option<Vec<u16>>>,
     probabilities: Vec<f32>,
@@ -169,10 +170,10 @@ pub(crate) struct PathPredictor {
 
 impl PathPredictor {
     /// Layers whose shape differs from the table's are not predicted.
-    pub fn new(shape: PredictShape, table: impl Into<Arc<PathTable>>) -> Self {
+    pub fn new(shape: PredictShape, table: impl Into<Arc<PathTable>>, at_least: usize) -> Self {
         let chosen = vec![None; shape.layers.len()];
         let table = table.into();
-        Self { shape, table, chosen, probabilities: Vec::new(), best: Vec::new() }
+        Self { shape, table, at_least, chosen, probabilities: Vec::new(), best: Vec::new() }
     }
 }
 
@@ -192,7 +193,7 @@ impl Predictor for PathPredictor {
         let last = self.chosen[position].as_deref();
         let before = position.checked_sub(1).and_then(|before| self.chosen[before].as_deref());
         table.probabilities(last, before, &mut self.probabilities);
-        top_k(&self.probabilities, k.into(), &mut self.best);
+        top_k(&self.probabilities, self.at_least.max(k.into()), &mut self.best);
         let probability = |&index: &u16| (index, self.probabilities[usize::from(index)]);
         out.extend(predicted(target, distance, &self.best, probability));
     }
@@ -206,6 +207,6 @@ impl Predictor for PathPredictor {
     }
 
     fn fork(&self) -> Option<Box<dyn Predictor>> {
-        Some(Box::new(Self::new(self.shape.clone(), Arc::clone(&self.table))))
+        Some(Box::new(Self::new(self.shape.clone(), Arc::clone(&self.table), self.at_least)))
     }
 }

@@ -25,7 +25,7 @@ fn learn(shape: &PredictShape, limits: PathLimits, tokens: &[Vec<Vec<u16>>]) -> 
 
 /// Predictions for the third layer after these two.
 fn predicted(shape: &PredictShape, table: &PathTable, first: &[u16], second: &[u16]) -> Vec<Predicted> {
-    let mut predictor = PathPredictor::new(shape.clone(), table.clone());
+    let mut predictor = PathPredictor::new(shape.clone(), table.clone(), 0);
     let chosen = |experts: &[u16]| experts.iter().map(|&index| (index, 1.0)).collect::<Vec<_>>();
     predictor.begin_token();
     predictor.observe(shape.layers[0].0, &chosen(first));
@@ -71,8 +71,15 @@ fn a_pair_never_seen_falls_back_to_one_layer_and_that_to_popularity() {
     assert_eq!((best(&[2], &[2]).expert.index, best(&[2], &[2]).score), (0, 0.75));
     assert_eq!(best(&[9], &[]).score, 0.75, "experts that do not exist");
 
+    // EdgeMoE preloads up to three experts, also where a token uses one.
+    let mut three = PathPredictor::new(shape.clone(), table.clone(), 3);
+    let mut named = Vec::new();
+    three.observe(1, &[(0, 1.0)]);
+    three.predict(1, 1, &mut named);
+    assert_eq!(named.iter().map(|guess| guess.expert.index).collect::<Vec<_>>(), [1, 3, 0], "{named:?}");
+
     // The second layer has one layer before it; nothing is known of the one after the last, nor two ahead.
-    let mut predictor = PathPredictor::new(shape.clone(), table.clone());
+    let mut predictor = PathPredictor::new(shape.clone(), table.clone(), 0);
     let mut out = Vec::new();
     predictor.begin_token();
     predictor.observe(1, &[(0, 1.0)]);
@@ -168,7 +175,7 @@ fn a_table_of_another_model_is_told_and_predicts_nothing_it_does_not_know() {
     assert!(message(vec![(1, 4, 1), (3, 4, 1), (5, 4, 1)]).contains("block number"));
     let other = PredictShape { layers: vec![(1, 4, 1), (2, 8, 1), (5, 4, 1)] };
     assert!(predicted(&other, &table, &[0], &[7]).is_empty());
-    let mut none = build(PredictorKind::PathTable, top_1(), None);
+    let mut none = build(PredictorKind::PathTable, top_1(), None, 0);
     let mut out = Vec::new();
     none.begin_token();
     none.observe(1, &[(0, 1.0)]);
@@ -272,7 +279,7 @@ proptest! {
         prop_assert_eq!(&learn(&shape, PathLimits { pairs_max, next_max }, &tokens), &table);
         prop_assert_eq!(&PathTable::from_bytes(&table.to_bytes()).unwrap(), &table);
         prop_assert_eq!(table.check_shape(&shape), Ok(()));
-        let mut predictor = PathPredictor::new(shape.clone(), table);
+        let mut predictor = PathPredictor::new(shape.clone(), table, 0);
         for token in &tokens {
             predictor.begin_token();
             for (&(layer, ..), chosen) in shape.layers.iter().zip(token) {

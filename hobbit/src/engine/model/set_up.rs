@@ -332,12 +332,12 @@ fn lookahead_of(model: &Model, precisions: &Precisions, hides_waits: bool) -> Lo
     let caching = &model.shared.options.caching;
     let shape = model.predict_shape();
     let path_table = model.shared.source.path_table.as_ref().map(|(_, table)| Arc::clone(table));
-    let predictor = predict::build(model.shared.predictor(), shape.clone(), path_table);
+    let predictor =
+        predict::build(model.shared.predictor(), shape.clone(), path_table, caching.prefetch.rule().at_least());
     let prefetcher = Prefetcher::new(prefetch_options(model, precisions), Default::default());
     let governor = match caching.prefetch {
         Prefetch::Auto => Governor::of_prefetching(),
-        Prefetch::On | Prefetch::All => Governor::fixed(true),
-        Prefetch::Off => Governor::fixed(false),
+        fixed => Governor::fixed(fixed.is_fixed_on()),
     };
     let options = LookaheadOptions { shape, distance_max: caching.distance, hides_waits };
     Lookahead::new(predictor, prefetcher, governor, options)
@@ -346,11 +346,7 @@ fn lookahead_of(model: &Model, precisions: &Precisions, hides_waits: bool) -> Lo
 /// Precision and rule of prefetches.
 fn prefetch_options(model: &Model, precisions: &Precisions) -> PrefetchOptions {
     let thresholds = if precisions.is_exact() { Thresholds { t1: 1.0, t2: 1.0 } } else { precisions.thresholds };
-    PrefetchOptions {
-        thresholds,
-        rule: model.shared.options.caching.prefetch.rule(model.shared.predictor()),
-        ..PrefetchOptions::default()
-    }
+    PrefetchOptions { thresholds, rule: model.shared.options.caching.prefetch.rule(), ..PrefetchOptions::default() }
 }
 
 /// The file that keeps the resident set between runs, if requested.
