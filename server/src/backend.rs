@@ -102,7 +102,7 @@ fn progress(status: &Status, model: &Model, job: u64, last: &Progress) -> Option
     let share = model.evaluated_share();
     let state = status.get();
     let run = state.slots.iter().filter_map(|slot| slot.run.as_ref()).find(|run| run.job == job)?;
-    let processed = run.n_cached + run.n_processed_with(share);
+    let processed = run.counts.n_cached + run.n_processed_with(share);
     let time_ms = run.began.elapsed().as_secs_f64() * 1e3;
     (processed > last.processed).then_some(Progress { processed, time_ms, ..*last })
 }

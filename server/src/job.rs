@@ -298,7 +298,6 @@ pub struct TokenEvent {
     pub token: Token,
     /// Present if the request asked for them.
     pub probabilities: Option<Probabilities>,
-    pub n_decoded: usize,
     pub timings: Timings,
 }
 
@@ -340,7 +339,6 @@ pub struct Done {
     pub n_swallowed: usize,
     pub slot: usize,
     pub n_prompt: usize,
-    pub n_decoded: usize,
     /// Tokens that the slot holds at the end.
     pub n_held: usize,
     /// Part of the text was dropped, or would have been.

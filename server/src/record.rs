@@ -106,7 +106,7 @@ impl Record {
         let seconds = |ms: f64| Seconds(ms / 1e3);
         let mut line = format!("{method} {path} {status}");
         if let Some(timings) = &state.timings {
-            line += &format!(": prompt {} tokens ({} cached)", timings.n_cached + timings.n_prompt, timings.n_cached);
+            line += &format!(": prompt {} tokens ({} cached)", timings.n_done(), timings.n_cached);
             if timings.prompt_ms > 0.0 {
                 line += &format!(" in {}", seconds(timings.prompt_ms));
             }

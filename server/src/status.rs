@@ -8,7 +8,7 @@ use hobbit_core::route::DECODE_TOKENS_MAX;
 
 use super::job::Generate;
 use super::lock;
-use super::timings::Traffic;
+use super::timings::{Timings, Traffic};
 
 /// Written by the engine thread, read by requests.
 #[derive(Debug, Default)]
@@ -41,13 +41,11 @@ pub struct SlotState {
 pub struct LastRun {
     pub job: u64,
     pub n_prompt: usize,
-    pub n_cached: usize,
-    pub n_processed: usize,
+    /// Counts so far, without durations.
+    pub counts: Timings,
     /// Prompt tokens being evaluated.
     pub n_reading: usize,
     pub began: Instant,
-    pub n_decoded: usize,
-    pub n_predict: Option<usize>,
     pub has_new_line: bool,
     pub generate: Option<Arc<Generate>>,
 }
@@ -55,13 +53,13 @@ pub struct LastRun {
 impl LastRun {
     /// Prompt tokens processed so far; `share` is the evaluated part of those that are being evaluated.
     pub fn n_processed_with(&self, share: f64) -> usize {
-        self.n_processed + (self.n_reading as f64 * share) as usize
+        self.counts.n_prompt + (self.n_reading as f64 * share) as usize
     }
 
     /// Estimated seconds until the prompt is evaluated; `None` if it is, or without an estimate.
     pub fn seconds_left(&self, share: f64) -> Option<f64> {
         let done = self.n_processed_with(share);
-        let left = self.n_prompt.saturating_sub(self.n_cached + done);
+        let left = self.n_prompt.saturating_sub(self.counts.n_cached + done);
         (left > 0 && done > 0).then(|| self.began.elapsed().as_secs_f64() * left as f64 / done as f64)
     }
 }

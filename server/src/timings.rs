@@ -40,6 +40,11 @@ impl Traffic {
 }
 
 impl Timings {
+    /// Prompt tokens evaluated or reused.
+    pub fn n_done(&self) -> usize {
+        self.n_cached + self.n_prompt
+    }
+
     /// llama-server's fields and ours; all values are nonnegative numbers.
     pub fn json(&self) -> serde_json::Value {
         let per = |n: usize, ms: f64| if n > 0 { ms / n as f64 } else { 0.0 };

@@ -61,7 +61,7 @@ impl Answer {
         reader.finish(rest, &done.stop).iter().for_each(|delta| self.blocks.add(delta, events));
         let calls = self.blocks.have_calls && reader.cut().is_none();
         self.blocks.close(events);
-        let mut message = self.message(done.n_prompt, done.timings.n_cached, done.n_decoded);
+        let mut message = self.message(done.n_prompt, done.timings.n_cached, done.timings.n_predicted);
         message["stop_reason"] = json!(stop_reason(&done.stop, calls, &self.stops));
         message["stop_sequence"] = json!(stop_sequence(&done.stop, &self.stops));
         message
@@ -88,7 +88,7 @@ impl Dialect for Answer {
                 let message = self.finish(&done.rest, &done, &mut events);
                 let [reason, sequence] = ["stop_reason", "stop_sequence"].map(|name| &message[name]);
                 let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
-                let usage = json!({"output_tokens": done.n_decoded});
+                let usage = json!({"output_tokens": done.timings.n_predicted});
                 events.push(json!({"type": "message_delta", "delta": delta, "usage": usage}));
                 events.push(json!({"type": "message_stop"}));
             }

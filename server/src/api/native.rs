@@ -104,7 +104,7 @@ impl Dialect for Native {
                 part
             }
             Event::Token(token) => {
-                let mut part = self.part(index, &token.text, &[token.token], token.n_decoded);
+                let mut part = self.part(index, &token.text, &[token.token], token.timings.n_predicted);
                 params.add_timings(&mut part, &token.timings);
                 if let Some(probabilities) = token.probabilities {
                     part["completion_probabilities"] = json!(Candidates::new(&[probabilities]));
@@ -173,7 +173,7 @@ fn last(texts: &Texts, done: &Done, index: usize, content: &str) -> Value {
         "id_slot": done.slot,
         "stop": true,
         "model": backend.name,
-        "tokens_predicted": done.n_decoded,
+        "tokens_predicted": done.timings.n_predicted,
         "tokens_evaluated": done.n_prompt,
         "generation_settings": settings,
         "prompt": shown_prompt(texts, index),

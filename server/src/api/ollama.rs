@@ -231,7 +231,7 @@ impl Answer {
             "load_duration": 0,
             "prompt_eval_count": done.n_prompt,
             "prompt_eval_duration": nanoseconds(done.timings.prompt_ms),
-            "eval_count": done.n_decoded,
+            "eval_count": done.timings.n_predicted,
             "eval_duration": nanoseconds(done.timings.predicted_ms),
         });
         merge(&mut line, more);

@@ -61,7 +61,7 @@ pub struct Usage {
 
 impl Usage {
     pub fn of(done: &Done) -> Self {
-        Self { n_prompt: done.n_prompt, n_cached: done.timings.n_cached, n_decoded: done.n_decoded }
+        Self { n_prompt: done.n_prompt, n_cached: done.timings.n_cached, n_decoded: done.timings.n_predicted }
     }
 
     /// Adds the `index`-th answer, with `n` answers per prompt: each prompt counts once.

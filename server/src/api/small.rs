@@ -175,15 +175,15 @@ fn slot_json(slot: &SlotState, backend: &Backend, share: f64) -> Value {
         "n_past": slot.n_past,
     });
     let Some(run) = &slot.run else { return value };
-    let n_remain = match run.n_predict {
-        Some(n) if slot.is_processing => n.saturating_sub(run.n_decoded) as i64,
+    let n_remain = match run.generate.as_ref().and_then(|generate| generate.n_predict) {
+        Some(n) if slot.is_processing => n.saturating_sub(run.counts.n_predicted) as i64,
         _ => -1,
     };
-    let n_decoded = if slot.is_processing { run.n_decoded } else { 0 };
+    let n_decoded = if slot.is_processing { run.counts.n_predicted } else { 0 };
     value["id_task"] = json!(run.job);
     value["n_prompt_tokens"] = json!(run.n_prompt);
     value["n_prompt_tokens_processed"] = json!(run.n_processed_with(share));
-    value["n_prompt_tokens_cache"] = json!(run.n_cached);
+    value["n_prompt_tokens_cache"] = json!(run.counts.n_cached);
     if let Some(generate) = &run.generate {
         value["params"] = shown(generate, &backend.model, false, false, false);
     }
@@ -348,10 +348,10 @@ pub async fn experts(State(app): State<Arc<App>>) -> Answer {
         .map(|slot| {
             let mut value = json!({
                 "id": slot.id, "is_processing": slot.is_processing, "n_ctx": slot.n_ctx, "n_past": slot.n_past,
-                "n_decoded": slot.run.as_ref().map_or(0, |run| run.n_decoded),
+                "n_decoded": slot.run.as_ref().map_or(0, |run| run.counts.n_predicted),
             });
-            if let Some(run) = slot.run.as_ref().filter(|run| slot.is_processing && run.n_decoded == 0) {
-                let processed = run.n_cached + run.n_processed_with(share);
+            if let Some(run) = slot.run.as_ref().filter(|run| slot.is_processing && run.counts.n_predicted == 0) {
+                let processed = run.counts.n_cached + run.n_processed_with(share);
                 value["prompt"] =
                     json!({"total": run.n_prompt, "processed": processed, "seconds_left": run.seconds_left(share)});
             }

@@ -13,7 +13,7 @@ use super::Worker;
 use super::slot::{Run, Slot, Stage};
 use crate::adapters::Scales;
 use crate::error::ApiError;
-use crate::job::{Command, Event, Job, SlotAction, SlotAnswer, SlotCommand, Started, Traffic, Work};
+use crate::job::{Command, Event, Job, SlotAction, SlotAnswer, SlotCommand, Started, Timings, Work};
 use crate::slots::{self, SlotView};
 use crate::text::Text;
 use hobbit_programs::saved::{self, Saved, SavedFile};
@@ -130,17 +130,12 @@ impl Worker {
         slot.lora = std::sync::Arc::clone(&job.lora);
         let mut run = Run {
             cuts,
-            n_cached,
-            n_prompt_done: n_cached,
+            counts: Timings { n_cached, ..Timings::default() },
             n_reading: 0,
             began: Instant::now(),
             prompted: None,
-            n_decoded: 0,
             sampler,
             text,
-            traffic: Traffic::default(),
-            n_drafted: 0,
-            n_accepted: 0,
             truncated: false,
             stage: Stage::Prompt,
             job,

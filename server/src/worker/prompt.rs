@@ -73,7 +73,7 @@ impl Worker {
             let Some(run) = &slot.run else { continue };
             let logits = is_embedding(slot) || scores_prompt(slot);
             members.push((at, batch.len(), n));
-            let piece = &run.job.prompt[run.n_prompt_done..][..n];
+            let piece = &run.job.prompt[run.counts.n_done()..][..n];
             for (&token, position) in piece.iter().zip(self.tokens(at).len()..) {
                 let (position, sequence) = (position as i32, slot.sequence());
                 batch.push(BatchToken { token, position, sequence, logits });
@@ -168,18 +168,18 @@ impl Worker {
         if !scores.is_empty() {
             let _ = run.job.events.send(Event::Scores(scores));
         }
-        let piece = &run.job.prompt[run.n_prompt_done..][..n];
+        let piece = &run.job.prompt[run.counts.n_done()..][..n];
         if let Some(sampler) = &mut run.sampler {
             piece.iter().for_each(|token| sampler.accept(*token));
         }
-        run.n_prompt_done += n;
+        run.counts.n_prompt += n;
         run.release_encoder();
-        let is_last = run.n_prompt_done == run.job.prompt.len();
+        let is_last = run.counts.n_done() == run.job.prompt.len();
         if is_last {
             run.prompted = Some(Instant::now());
         }
         let is_embedding = matches!(run.job.work, Work::Embed);
-        let cut = run.cuts.iter().copied().find(|cut| cut.at == run.n_prompt_done);
+        let cut = run.cuts.iter().copied().find(|cut| cut.at == run.counts.n_done());
         progress(slot);
         if let Err(error) = self.session.sequences_mut().evaluated_piece(slot.sequence(), cut) {
             return self.failed(&[at], error);
@@ -200,7 +200,7 @@ impl Worker {
     fn scores(&self, at: usize, first: usize, n: usize) -> Vec<Probabilities> {
         let Some(run) = self.slots[at].run.as_ref().filter(|run| run.scores_prompt()) else { return Vec::new() };
         let n_probs = run.generate().map_or(0, |generate| generate.n_probs);
-        let next = run.job.prompt[run.n_prompt_done..].iter().skip(1).take(n);
+        let next = run.job.prompt[run.counts.n_done()..].iter().skip(1).take(n);
         let scored = next.zip(first..).filter_map(|(&token, index)| {
             let found = hobbit::engine::Probabilities::of_logits(self.session.logits(index)?, token, n_probs);
             Some(spelled(&self.model, token, found))

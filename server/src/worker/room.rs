@@ -192,7 +192,7 @@ impl Worker {
         let slot = &mut self.slots[at];
         let continues = |run: &&mut Run| {
             // Its images and sound may be closed.
-            run.stage == Stage::Prompt && run.n_cached > 0 && run.job.chunks.is_empty()
+            run.stage == Stage::Prompt && run.counts.n_cached > 0 && run.job.chunks.is_empty()
         };
         let Some(run) = slot.run.as_mut().filter(continues) else {
             self.fail(at, error);
@@ -204,7 +204,7 @@ impl Worker {
         match (self.slots[at].run.as_mut(), made, emptied) {
             (Some(run), Some(Ok((sampler, _))), Ok(())) => {
                 (run.sampler, run.cuts) = (sampler, self.session.sequences().cuts(&run.job.prompt, 0));
-                (run.n_cached, run.n_prompt_done) = (0, 0);
+                (run.counts.n_cached, run.counts.n_prompt) = (0, 0);
                 true
             }
             _ => {

@@ -8,7 +8,7 @@ use hobbit::engine::Chunk;
 use hobbit_core::checkpoints::Cut;
 
 use crate::adapters::Scales;
-use crate::job::{Generate, Job, Timings, Traffic, Work};
+use crate::job::{Generate, Job, Timings, Work};
 use crate::status::{LastRun, SlotState};
 use crate::text::Text;
 
@@ -29,9 +29,8 @@ pub struct Slot {
 pub struct Run {
     pub job: Job,
     pub stage: Stage,
-    pub n_cached: usize,
-    /// Prompt tokens evaluated or reused.
-    pub n_prompt_done: usize,
+    /// Counts so far, without durations.
+    pub counts: Timings,
     /// Prompt tokens being evaluated.
     pub n_reading: usize,
     /// Where the prompt's evaluation pauses for checkpoints, in order.
@@ -39,13 +38,8 @@ pub struct Run {
     pub began: Instant,
     /// End of the prompt's evaluation.
     pub prompted: Option<Instant>,
-    pub n_decoded: usize,
     pub sampler: Option<Sampler>,
     pub text: Text,
-    pub traffic: Traffic,
-    pub n_drafted: usize,
-    /// Drafts that the text took.
-    pub n_accepted: usize,
     pub truncated: bool,
 }
 
@@ -87,7 +81,7 @@ impl Slot {
     /// Prompt tokens that are not evaluated yet.
     pub fn n_lacking(&self) -> usize {
         let of = |run: &Run| match run.stage {
-            Stage::Prompt => run.job.prompt.len() - run.n_prompt_done,
+            Stage::Prompt => run.job.prompt.len() - run.counts.n_done(),
             Stage::Generating => 0,
         };
         self.run.as_ref().map_or(0, of)
@@ -96,8 +90,8 @@ impl Slot {
     /// The next chunk of the prompt, and the number of tokens before it that are not evaluated yet.
     pub fn next_chunk(&self) -> Option<(usize, &Arc<Chunk>)> {
         let run = self.run.as_ref().filter(|run| run.stage == Stage::Prompt)?;
-        let (at, chunk) = run.job.chunks.iter().find(|(at, _)| *at >= run.n_prompt_done)?;
-        Some((at - run.n_prompt_done, chunk))
+        let (at, chunk) = run.job.chunks.iter().find(|(at, _)| *at >= run.counts.n_done())?;
+        Some((at - run.counts.n_done(), chunk))
     }
 
     /// Tokens of the prompt that can be evaluated together: those before the next chunk.
@@ -109,7 +103,7 @@ impl Slot {
 impl Run {
     /// Closes the projector once no image or sound is left to evaluate.
     pub fn release_encoder(&mut self) {
-        if self.job.chunks.iter().all(|(at, _)| at < self.n_prompt_done) {
+        if self.job.chunks.iter().all(|(at, _)| at < self.counts.n_done()) {
             self.job.encoder = None;
         }
     }
@@ -121,7 +115,8 @@ impl Run {
 
     /// Prompt tokens that may be evaluated at once.
     pub fn n_to_cut(&self) -> usize {
-        self.cuts.iter().find(|cut| cut.at > self.n_prompt_done).map_or(usize::MAX, |cut| cut.at - self.n_prompt_done)
+        let n_done = self.counts.n_done();
+        self.cuts.iter().find(|cut| cut.at > n_done).map_or(usize::MAX, |cut| cut.at - n_done)
     }
 
     /// The text to generate, unless the work is an embedding.
@@ -139,7 +134,7 @@ impl Run {
         if !self.job.chunks.is_empty() {
             return 0;
         }
-        let n_left = generate.n_predict.map_or(usize::MAX, |n| n.saturating_sub(self.n_decoded + 1));
+        let n_left = generate.n_predict.map_or(usize::MAX, |n| n.saturating_sub(self.counts.n_predicted + 1));
         generate.drafting.n_max.min(n_left).min(n_ctx.saturating_sub(n_held + 1))
     }
 
@@ -147,35 +142,21 @@ impl Run {
     pub fn timings(&self) -> Timings {
         let now = Instant::now();
         let ms = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64() * 1e3;
-        let n_prompt = self.n_prompt_done - self.n_cached;
-        let prompt_ms = if n_prompt == 0 { 0.0 } else { ms(self.began, self.prompted.unwrap_or(now)) };
-        let predicted_ms = if self.n_decoded > 1 { self.prompted.map_or(0.0, |from| ms(from, now)) } else { 0.0 };
-        Timings {
-            n_cached: self.n_cached,
-            n_prompt,
-            prompt_ms,
-            n_predicted: self.n_decoded,
-            predicted_ms,
-            traffic: self.traffic,
-            n_drafted: self.n_drafted,
-            n_accepted: self.n_accepted,
-        }
+        let prompt_ms = if self.counts.n_prompt == 0 { 0.0 } else { ms(self.began, self.prompted.unwrap_or(now)) };
+        let predicted_ms = self.prompted.filter(|_| self.counts.n_predicted > 1).map_or(0.0, |from| ms(from, now));
+        Timings { prompt_ms, predicted_ms, ..self.counts }
     }
 
     /// The summary of this request.
     pub fn as_last(&self) -> LastRun {
-        let generate = self.generate().cloned();
         LastRun {
             job: self.job.id,
             n_prompt: self.job.prompt.len(),
-            n_cached: self.n_cached,
-            n_processed: self.n_prompt_done - self.n_cached,
+            counts: self.counts,
             n_reading: self.n_reading,
             began: self.began,
-            n_decoded: self.n_decoded,
-            n_predict: generate.as_ref().and_then(|own| own.n_predict),
             has_new_line: self.text.has_new_line,
-            generate,
+            generate: self.generate().cloned(),
         }
     }
 }

@@ -84,8 +84,8 @@ impl Worker {
         }
         for (at, n_ahead) in members.into_iter().zip(n_ahead) {
             if let Some(run) = &mut self.slots[at].run {
-                run.traffic.add(&cost, n_ahead as f64 / n_evaluated as f64);
-                run.n_drafted += n_ahead - 1;
+                run.counts.traffic.add(&cost, n_ahead as f64 / n_evaluated as f64);
+                run.counts.n_drafted += n_ahead - 1;
             }
             let n_accepted = self.choose_along(at);
             if let Err(error) = self.session.settle(self.slots[at].sequence()) {
@@ -126,8 +126,8 @@ impl Worker {
         let (mut n_taken, sequence) = (0usize, self.slots[at].sequence());
         while self.session.sequences_mut().take(sequence) {
             let Some(run) = self.slots[at].run.as_mut() else { break };
-            run.n_accepted += usize::from(n_taken > 0);
-            run.traffic.tokens += 1.0;
+            run.counts.n_accepted += usize::from(n_taken > 0);
+            run.counts.traffic.tokens += 1.0;
             n_taken += 1;
             self.choose(at);
         }
@@ -227,7 +227,7 @@ impl Worker {
         };
         let now = Instant::now();
         let prompted = *run.prompted.get_or_insert(now);
-        run.n_decoded += 1;
+        run.counts.n_predicted += 1;
         self.status.count(|totals| totals.predicted_tokens += 1);
         let is_end = self.model.is_eog(token);
         let is_spelled_out = generate.shows_special || sampler.preserved_tokens().contains(&token);
@@ -240,7 +240,7 @@ impl Worker {
             Some((Stop::Word(word), n))
         } else if is_end {
             Some((Stop::Eos, 0))
-        } else if generate.n_predict.is_some_and(|n| run.n_decoded >= n) || is_late || piece.is_outdented {
+        } else if generate.n_predict.is_some_and(|n| run.counts.n_predicted >= n) || is_late || piece.is_outdented {
             Some((Stop::Limit, 0))
         } else if is_full {
             run.truncated = true;
@@ -249,7 +249,7 @@ impl Worker {
             None
         };
         let timings = run.timings();
-        let event = TokenEvent { text: piece.text, token, probabilities, n_decoded: run.n_decoded, timings };
+        let event = TokenEvent { text: piece.text, token, probabilities, timings };
         let is_read = run.job.events.send(Event::Token(Box::new(event)));
         run.stage = Stage::Generating;
         match stop {
@@ -285,7 +285,6 @@ impl Worker {
             n_swallowed,
             slot: slot.id,
             n_prompt: run.job.prompt.len(),
-            n_decoded: run.n_decoded,
             n_held,
             truncated: run.truncated,
             has_new_line: run.text.has_new_line,
@@ -326,8 +325,8 @@ pub(super) fn progress(slot: &Slot) {
     let Some(run) = &slot.run else { return };
     let progress = Progress {
         total: run.job.prompt.len(),
-        cache: run.n_cached,
-        processed: run.n_prompt_done,
+        cache: run.counts.n_cached,
+        processed: run.counts.n_done(),
         time_ms: run.began.elapsed().as_secs_f64() * 1e3,
         timings: run.timings(),
     };
