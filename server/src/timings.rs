@@ -1,5 +1,7 @@
 //! Durations of a request, and the reads behind its tokens.
 
+use hobbit::stats::PhaseStats;
+
 /// Duration of a request, and the cache hits and misses of its tokens. The cost of a shared batch is divided evenly
 /// among its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -28,6 +30,18 @@ pub struct Traffic {
 }
 
 impl Traffic {
+    /// Traffic between two states of a session's counters, without a count of tokens.
+    pub fn between(before: &PhaseStats, now: &PhaseStats) -> Self {
+        Self {
+            tokens: 0.0,
+            hits: (now.hits - before.hits) as f64,
+            misses: (now.misses - before.misses) as f64,
+            bytes_read: (now.bytes_read - before.bytes_read) as f64,
+            io_wait_ms: (now.io_wait_seconds - before.io_wait_seconds) * 1e3,
+            io_busy_ms: (now.io_busy_seconds - before.io_busy_seconds) * 1e3,
+        }
+    }
+
     /// Adds a share of a step's traffic; the wait for reads counts in full.
     pub fn add(&mut self, step: &Self, share: f64) {
         self.tokens += step.tokens * share;

@@ -8,19 +8,18 @@ mod room;
 pub mod slot;
 mod step;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use hobbit::engine::Projector;
-use hobbit::options::Token;
 use hobbit::{Model, Session};
 
 use super::error::ApiError;
-use super::job::{Command, Job, SlotCommand};
+use super::job::Command;
 use super::schedule::{Pace, Turn};
 use super::status::Status;
+use intake::Queue;
 use slot::Slot;
 
 /// Settings of the engine thread.
@@ -54,17 +53,13 @@ pub struct Worker {
     projector: Option<Projector>,
     options: WorkerOptions,
     slots: Vec<Slot>,
-    waiting: VecDeque<Job>,
-    /// Operations that wait for their slots, in order.
-    actions: Vec<SlotCommand>,
+    queue: Queue,
     pace: Pace,
     /// The kind of prompts that was evaluated last.
     turn: Turn,
     status: Arc<Status>,
     /// Counts freed slots, to order them by age.
     clock: u64,
-    /// Begin nothing new; end what still runs at this time.
-    ends_at: Option<Instant>,
 }
 
 impl Worker {
@@ -72,26 +67,22 @@ impl Worker {
         let slots = (0..options.n_slots).map(Slot::new).collect();
         let pace = Pace::new(options.stall_limit.as_secs_f64());
         let model = session.model().clone();
-        let (waiting, actions, turn, clock, ends_at) = (VecDeque::new(), Vec::new(), Turn::Long, 0, None);
-        let mut worker =
-            Self { session, model, projector, options, slots, waiting, actions, pace, turn, status, clock, ends_at };
+        let (queue, turn, clock) = (Queue { n_max: options.n_waiting_max, ..Queue::default() }, Turn::Long, 0);
+        let mut worker = Self { session, model, projector, options, slots, queue, pace, turn, status, clock };
         worker.publish();
         worker
     }
 
     /// Runs until all senders are gone or a stop command arrives.
     pub fn run(mut self, commands: &Receiver<Command>) {
-        loop {
-            if !self.take_in(commands) {
-                break;
-            }
+        while self.queue.take_in(commands, self.is_busy(), || self.session.idle()) {
             self.drop_cancelled();
             self.act_on_slot();
             self.assign();
             self.step();
             self.evaluate_prompts();
             self.publish();
-            if self.ends_at.is_some_and(|end| Instant::now() >= end) {
+            if self.queue.ends_at.is_some_and(|end| Instant::now() >= end) {
                 self.end_all();
             }
         }
@@ -106,13 +97,7 @@ impl Worker {
     /// Ends running requests because the server stops.
     fn end_all(&mut self) {
         (0..self.slots.len()).for_each(|at| self.fail(at, ApiError::shutting_down()));
-        self.refuse_waiting();
-    }
-
-    /// Refuses all waiting requests and operations.
-    fn refuse_waiting(&mut self) {
-        self.waiting.drain(..).for_each(|job| job.events.fail(ApiError::shutting_down()));
-        self.actions.drain(..).for_each(|command| command.refuse(ApiError::shutting_down()));
+        self.queue.refuse();
     }
 
     /// Fails a slot's request and frees the slot. The slot's tokens stay as the session holds them.
@@ -131,12 +116,7 @@ impl Worker {
 
     /// Publishes the state for status requests.
     fn publish(&mut self) {
-        let slots = self.slots.iter().map(|slot| slot.state(self.tokens(slot.id).len(), self.options.n_ctx)).collect();
-        self.status.set(slots, self.waiting.len());
-    }
-
-    /// Tokens that a slot has evaluated and keeps.
-    fn tokens(&self, at: usize) -> &[Token] {
-        self.session.sequences().tokens(self.slots[at].sequence())
+        let slots = self.slots.iter().map(|slot| slot.state(&self.session, self.options.n_ctx)).collect();
+        self.status.set(slots, self.queue.jobs.len());
     }
 }

@@ -1,19 +1,17 @@
 //! Takes commands, assigns prompts to slots, and runs operations on free slots.
 
-use std::io::ErrorKind;
-use std::path::Path;
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
-use hobbit::engine::Borrower;
 use hobbit::{EvalError, Sampler};
-use hobbit_core::units::Bytes;
 
 use super::Worker;
+use super::room::Loan;
 use super::slot::{Run, Slot, Stage};
 use crate::adapters::Scales;
 use crate::error::ApiError;
-use crate::job::{Command, Event, Job, SlotAction, SlotAnswer, SlotCommand, Started, Timings, Work};
+use crate::job::{Command, Event, Job, SlotAction, SlotAnswer, SlotCommand, Started, Stop, Timings, Work};
 use crate::slots::{self, SlotView};
 use crate::text::Text;
 use hobbit_programs::saved::{self, Saved, SavedFile};
@@ -21,15 +19,26 @@ use hobbit_programs::saved::{self, Saved, SavedFile};
 /// Interval between checks for cancelled requests while the engine is idle.
 const IDLE: Duration = Duration::from_millis(500);
 
-impl Worker {
-    /// Takes all queued commands, and waits for one if there is no work. False once the thread must end.
-    pub(super) fn take_in(&mut self, commands: &Receiver<Command>) -> bool {
-        let has_work = self.is_busy() || !self.waiting.is_empty();
+/// What waits for slots, in order of arrival.
+#[derive(Default)]
+pub struct Queue {
+    pub jobs: VecDeque<Job>,
+    pub actions: Vec<SlotCommand>,
+    /// Maximum number of each.
+    pub n_max: usize,
+    /// Begin nothing new; end what still runs at this time.
+    pub ends_at: Option<Instant>,
+}
+
+impl Queue {
+    /// Takes all queued commands. If there is no work, calls `idle` and waits for one. False once the thread must end.
+    pub fn take_in(&mut self, commands: &Receiver<Command>, is_busy: bool, idle: impl FnOnce()) -> bool {
+        let has_work = is_busy || !self.jobs.is_empty();
         if self.ends_at.is_some() && !has_work {
             return false;
         }
         if !has_work && self.actions.is_empty() {
-            self.session.idle();
+            idle();
             match commands.recv_timeout(IDLE) {
                 Ok(command) => self.take(command),
                 Err(RecvTimeoutError::Timeout) => return true,
@@ -43,7 +52,7 @@ impl Worker {
                 // Running requests end first.
                 Err(TryRecvError::Disconnected) => {
                     self.ends_at.get_or_insert_with(Instant::now);
-                    self.refuse_waiting();
+                    self.refuse();
                     return true;
                 }
             }
@@ -53,28 +62,36 @@ impl Worker {
     fn take(&mut self, command: Command) {
         match command {
             Command::Job(job) if self.ends_at.is_some() => job.events.fail(ApiError::shutting_down()),
-            Command::Job(job) if self.waiting.len() >= self.options.n_waiting_max => {
-                let message = format!("{} requests wait already; try again later", self.waiting.len());
+            Command::Job(job) if self.jobs.len() >= self.n_max => {
+                let message = format!("{} requests wait already; try again later", self.jobs.len());
                 job.events.fail(ApiError::unavailable(message));
             }
-            Command::Job(job) => self.waiting.push_back(*job),
+            Command::Job(job) => self.jobs.push_back(*job),
             Command::Slot(command) if self.ends_at.is_some() => command.refuse(ApiError::shutting_down()),
-            Command::Slot(command) if self.actions.len() >= self.options.n_waiting_max => {
+            Command::Slot(command) if self.actions.len() >= self.n_max => {
                 let message = format!("{} operations on slots wait already; try again later", self.actions.len());
                 command.refuse(ApiError::unavailable(message));
             }
             Command::Slot(command) => self.actions.push(command),
             Command::Stop(grace) => {
                 self.ends_at = Some(Instant::now() + grace);
-                self.refuse_waiting();
+                self.refuse();
             }
         }
     }
 
+    /// Refuses all waiting requests and operations.
+    pub fn refuse(&mut self) {
+        self.jobs.drain(..).for_each(|job| job.events.fail(ApiError::shutting_down()));
+        self.actions.drain(..).for_each(|command| command.refuse(ApiError::shutting_down()));
+    }
+}
+
+impl Worker {
     /// Drops requests and operations whose clients have gone.
     pub(super) fn drop_cancelled(&mut self) {
-        self.waiting.retain(|job| !job.events.is_cancelled());
-        self.actions.retain(|command| !command.answer.is_closed());
+        self.queue.jobs.retain(|job| !job.events.is_cancelled());
+        self.queue.actions.retain(|command| !command.answer.is_closed());
         for at in 0..self.slots.len() {
             if self.slots[at].run.take_if(|run| run.job.events.is_cancelled()).is_some() {
                 self.freed(at);
@@ -85,17 +102,17 @@ impl Worker {
     /// Gives waiting requests to free slots, in order; a request for a busy slot is passed over.
     pub(super) fn assign(&mut self) {
         let mut at = 0;
-        while at < self.waiting.len() {
+        while at < self.queue.jobs.len() {
             if !self.slots.iter().any(Slot::is_free) {
                 return;
             }
-            let job = &self.waiting[at];
+            let job = &self.queue.jobs[at];
             let views: Vec<SlotView<'_>> = self
                 .slots
                 .iter()
                 .map(|slot| SlotView {
                     is_free: slot.is_free(),
-                    tokens: if slot.lora == job.lora { self.tokens(slot.id) } else { &[] },
+                    tokens: if slot.lora == job.lora { slot.tokens(&self.session) } else { &[] },
                     last_used: slot.last_used,
                 })
                 .collect();
@@ -103,7 +120,7 @@ impl Worker {
             match slots::place(&views, &job.prompt, job.slot, self.options.similarity, job.cache_prompt, reach) {
                 None => at += 1,
                 Some(placement) => {
-                    let job = self.waiting.remove(at).expect("it was looked at");
+                    let job = self.queue.jobs.remove(at).expect("it was looked at");
                     self.begin(job, placement);
                 }
             }
@@ -125,7 +142,7 @@ impl Worker {
             Work::Generate(_) => self.session.sequences().cuts(&job.prompt, n_cached),
             Work::Embed => Vec::new(),
         };
-        let is_alone = !self.is_busy();
+        let (is_alone, is_embedding) = (!self.is_busy(), matches!(job.work, Work::Embed));
         let slot = &mut self.slots[placement.slot];
         slot.lora = std::sync::Arc::clone(&job.lora);
         let mut run = Run {
@@ -152,9 +169,11 @@ impl Worker {
             totals.cached_tokens += n_cached as u64;
         });
         self.session.begin_text(is_alone);
-        if n_prompt == 0 {
-            // Neither a prefix to continue nor a token to evaluate.
-            self.finish_empty(placement.slot);
+        // Neither a prefix to continue nor a token to evaluate.
+        match (n_prompt, is_embedding) {
+            (0, true) => self.fail(placement.slot, ApiError::invalid("the input has no tokens")),
+            (0, false) => self.finish(placement.slot, Stop::Limit, String::new(), 0),
+            _ => {}
         }
     }
 
@@ -220,8 +239,8 @@ impl Worker {
     /// Runs the first queued operation whose slot is free. One in each round, so that streams go on in between.
     pub(super) fn act_on_slot(&mut self) {
         let is_due = |command: &SlotCommand| self.slots.get(command.slot).is_none_or(Slot::is_free);
-        let Some(at) = self.actions.iter().position(is_due) else { return };
-        let SlotCommand { slot, action, answer } = self.actions.remove(at);
+        let Some(at) = self.queue.actions.iter().position(is_due) else { return };
+        let SlotCommand { slot, action, answer } = self.queue.actions.remove(at);
         let is_known = slot < self.slots.len();
         let done = if is_known { self.act(slot, action) } else { Err(ApiError::invalid("Invalid slot ID")) };
         let _ = answer.send(done);
@@ -230,65 +249,29 @@ impl Worker {
     fn act(&mut self, at: usize, action: SlotAction) -> Result<SlotAnswer, ApiError> {
         let began = Instant::now();
         let server = |error: EvalError| ApiError::server(error.to_string());
-        let sequence = self.slots[at].sequence();
+        let slot = &mut self.slots[at];
         let (n_tokens, n_bytes) = match action {
             SlotAction::Erase => {
-                let n = self.tokens(at).len();
-                self.forget(at).map_err(server)?;
+                let n = slot.tokens(&self.session).len();
+                slot.forget(&mut self.session).map_err(server)?;
                 (n, 0)
             }
-            SlotAction::Save(_) if self.tokens(at).iter().any(|token| *token < 0) => {
+            SlotAction::Save(_) if slot.tokens(&self.session).iter().any(|token| *token < 0) => {
                 return Err(ApiError::unsupported("the slot holds an image or sound, which cannot be saved"));
             }
             SlotAction::Save(path) => {
-                let n = self.session.sequences_mut().state_bytes(sequence).map_err(server)?;
-                self.with_memory(n as u64, "save", |own| own.save(at, &path))?
+                let n = self.session.sequences_mut().state_bytes(slot.sequence()).map_err(server)?;
+                let _loan = Loan::to("save", &self.model, n as u64)?;
+                slot.save(&mut self.session, self.options.mark, &path)?
             }
             SlotAction::Restore(path, lora) => {
-                self.forget(at).map_err(server)?;
+                slot.forget(&mut self.session).map_err(server)?;
                 let file = saved::open(&path, saved::mark_with(self.options.mark, &lora)).map_err(not_restored)?;
-                self.with_memory(file.n_bytes(), "restore", |own| own.restore(at, file, lora))?
+                let _loan = Loan::to("restore", &self.model, file.n_bytes())?;
+                self.restore(at, file, lora)?
             }
         };
         Ok(SlotAnswer { n_tokens, n_bytes, ms: began.elapsed().as_secs_f64() * 1e3 })
-    }
-
-    /// Calls `work`, which holds a state of `bytes` meanwhile: experts lend the memory.
-    fn with_memory<T>(
-        &mut self,
-        bytes: u64,
-        verb: &str,
-        work: impl FnOnce(&mut Self) -> Result<T, ApiError>,
-    ) -> Result<T, ApiError> {
-        if !self.model.lend(Borrower::State, bytes) {
-            return Err(ApiError::unavailable(format!(
-                "Unable to {verb} slot: its state takes {} of memory, which the memory budget cannot spare: give the \
-                 server a larger --mem-budget or a smaller --expert-cache",
-                Bytes(bytes)
-            )));
-        }
-        let done = work(self);
-        self.give_back(Borrower::State);
-        done
-    }
-
-    /// Writes a slot's tokens and state to a file. Returns their number and the bytes of the file.
-    fn save(&mut self, at: usize, path: &Path) -> Result<(usize, u64), ApiError> {
-        let sequence = self.slots[at].sequence();
-        let sequences = self.session.sequences_mut();
-        let state = sequences.state(sequence).map_err(|error| ApiError::server(error.to_string()))?;
-        let tokens = sequences.tokens(sequence);
-        let mark = saved::mark_with(self.options.mark, &self.slots[at].lora);
-        let written = saved::write(path, mark, tokens, &state, sequences.checkpoints(sequence));
-        let n_bytes = written.map_err(|error| {
-            let message = format!("Unable to save slot: {error}");
-            match error.kind() {
-                // The client chose the name and can choose another.
-                ErrorKind::InvalidInput | ErrorKind::InvalidFilename => ApiError::invalid(message),
-                _ => ApiError::server(message),
-            }
-        })?;
-        Ok((tokens.len(), n_bytes))
     }
 
     /// Gives an empty slot the tokens and the state of a file. Returns their number and the bytes of the file.

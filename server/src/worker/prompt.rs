@@ -7,7 +7,7 @@ use hobbit::{BatchToken, EvalError, Session};
 
 use super::Worker;
 use super::slot::{Run, Slot, Stage};
-use super::step::{progress, spelled};
+use super::step::{progress, spelled, traffic};
 use crate::error::ApiError;
 use crate::job::{Event, Probabilities, Work};
 use crate::schedule::{Turn, divide, in_order, take_whole};
@@ -74,7 +74,7 @@ impl Worker {
             let logits = is_embedding(slot) || scores_prompt(slot);
             members.push((at, batch.len(), n));
             let piece = &run.job.prompt[run.counts.n_done()..][..n];
-            for (&token, position) in piece.iter().zip(self.tokens(at).len()..) {
+            for (&token, position) in piece.iter().zip(slot.tokens(&self.session).len()..) {
                 let (position, sequence) = (position as i32, slot.sequence());
                 batch.push(BatchToken { token, position, sequence, logits });
             }
@@ -90,7 +90,7 @@ impl Worker {
         let slots: Vec<usize> = members.iter().map(|(at, ..)| *at).collect();
         // Long prompts take long: clients see that they are being read, and how far.
         self.show_reading(pieces);
-        let (began, before) = (Instant::now(), self.traffic());
+        let (began, before) = (Instant::now(), traffic(&self.session));
         let sequences: Vec<i32> = batch.iter().map(|entry| entry.sequence).collect();
         let evaluated = self.evaluate(&sequences, |session| session.evaluate(&batch));
         pieces.iter().for_each(|(at, _)| self.slots[*at].run.iter_mut().for_each(|run| run.n_reading = 0));
@@ -100,13 +100,13 @@ impl Worker {
             Err(error) => return self.failed(&slots, error),
         }
         let seconds = began.elapsed().as_secs_f64();
-        self.pace.evaluated(batch.len(), seconds, self.traffic().io_wait_seconds - before.io_wait_seconds);
+        self.pace.evaluated(batch.len(), seconds, traffic(&self.session).io_wait_seconds - before.io_wait_seconds);
         self.status.count(|totals| {
             totals.prompt_tokens += batch.len() as u64;
             totals.prompt_seconds += seconds;
             totals.n_decode += 1;
         });
-        if !members.iter().all(|&(at, first, n)| self.is_finite(at, first, n)) {
+        if !members.iter().all(|&(at, first, n)| self.slots[at].is_finite(&self.session, first, n)) {
             let again = self.purge(&slots);
             let pieces = pieces.iter().filter(|(at, _)| again.contains(at));
             return pieces.for_each(|piece| self.evaluate_pieces(&[*piece]));
@@ -162,9 +162,9 @@ impl Worker {
 
     /// Records an evaluated piece of a slot's prompt, whose batch entries begin at `first`.
     fn prompted(&mut self, at: usize, first: usize, n: usize) {
-        let scores = self.scores(at, first, n);
         let slot = &mut self.slots[at];
         let Some(run) = slot.run.as_mut() else { return };
+        let scores = scores(run, &self.session, first, n);
         if !scores.is_empty() {
             let _ = run.job.events.send(Event::Scores(scores));
         }
@@ -196,29 +196,17 @@ impl Worker {
         }
     }
 
-    /// The candidates for the tokens after those of an evaluated piece, if the request wants them.
-    fn scores(&self, at: usize, first: usize, n: usize) -> Vec<Probabilities> {
-        let Some(run) = self.slots[at].run.as_ref().filter(|run| run.scores_prompt()) else { return Vec::new() };
-        let n_probs = run.generate().map_or(0, |generate| generate.n_probs);
-        let next = run.job.prompt[run.counts.n_done()..].iter().skip(1).take(n);
-        let scored = next.zip(first..).filter_map(|(&token, index)| {
-            let found = hobbit::engine::Probabilities::of_logits(self.session.logits(index)?, token, n_probs);
-            Some(spelled(&self.model, token, found))
-        });
-        scored.collect()
-    }
-
     /// Sends the embeddings of a slot's sequence, whose entries begin at `first`.
     fn embedded(&mut self, at: usize, first: usize) {
         let slot = &mut self.slots[at];
         let Some(run) = slot.run.take() else { return };
-        let rows = rows(&self.session, slot.sequence(), first, run.job.prompt.len());
+        let rows = slot.rows(&self.session, first, run.job.prompt.len());
         run.job.events.send(match rows {
             Some(rows) => Event::Embedding(rows),
             None => Event::Failed(ApiError::server("llama.cpp computed no embeddings")),
         });
         // Embeddings are not continued.
-        let _ = self.forget(at);
+        let _ = slot.forget(&mut self.session);
         self.freed(at);
     }
 }
@@ -231,10 +219,13 @@ fn is_embedding(slot: &Slot) -> bool {
     slot.run.as_ref().is_some_and(|run| matches!(run.job.work, Work::Embed))
 }
 
-/// The embeddings of a sequence: one row if they are pooled, else one per token.
-pub(super) fn rows(session: &Session, sequence: i32, first: usize, n_tokens: usize) -> Option<Vec<Vec<f32>>> {
-    if session.pooling().is_some() {
-        return Some(vec![session.embedding_of_sequence(sequence)?.to_vec()]);
-    }
-    (first..first + n_tokens).map(|index| session.embedding_of(index).map(<[f32]>::to_vec)).collect()
+/// The candidates for the tokens after those of an evaluated piece, if the request wants them.
+fn scores(run: &Run, session: &Session, first: usize, n: usize) -> Vec<Probabilities> {
+    let Some(generate) = run.generate().filter(|generate| generate.scores_prompt) else { return Vec::new() };
+    let next = run.job.prompt[run.counts.n_done()..].iter().skip(1).take(n);
+    let scored = next.zip(first..).filter_map(|(&token, index)| {
+        let found = hobbit::engine::Probabilities::of_logits(session.logits(index)?, token, generate.n_probs);
+        Some(spelled(session.model(), token, found))
+    });
+    scored.collect()
 }

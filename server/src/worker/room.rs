@@ -6,8 +6,9 @@
 //! cells, which a file may have damaged, begins once more without them. The state of recurrent and hybrid models
 //! cannot go back: there every request that shared the failed evaluation fails with 503.
 
-use hobbit::EvalError;
-use hobbit::engine::{Borrower, TakenOut, trim_heap};
+use hobbit::engine::{Borrower, trim_heap};
+use hobbit::{EvalError, Model};
+use hobbit_core::units::Bytes;
 
 use super::Worker;
 use super::slot::{Run, Slot, Stage};
@@ -21,8 +22,8 @@ impl Worker {
         let (n_ctx, shifts) =
             (self.options.n_ctx, self.options.context_shift && self.session.sequences().can_move_tokens());
         let adds_bos = self.model.adds_bos();
-        let n_held = self.tokens(at).len();
         let slot = &mut self.slots[at];
+        let n_held = slot.tokens(&self.session).len();
         if n_held + slot.run.as_ref().map_or(0, |run| run.job.chunks.n_extra()) < n_ctx {
             return true;
         }
@@ -63,7 +64,7 @@ impl Worker {
                 },
                 _ => Holder::Prompt,
             });
-            Holding { n: self.tokens(slot.id).len() + added, holder }
+            Holding { n: slot.tokens(&self.session).len() + added, holder }
         };
         let holdings: Vec<Holding> = self.slots.iter().map(holding).collect();
         let fair_share = n_ctx / self.slots.len();
@@ -79,26 +80,19 @@ impl Worker {
                 self.fail(at, ApiError::unavailable(message));
             }
         }
-        self.forget(at)?;
+        self.slots[at].forget(&mut self.session)?;
         Ok(Some(at))
     }
 
     /// Empties the slot that has been idle the longest, except `but`. Returns the minimum number of freed cells;
     /// `None` if no idle slot holds tokens.
     pub(super) fn forget_oldest_idle(&mut self, but: usize) -> Result<Option<usize>, EvalError> {
-        let idle =
-            self.slots.iter().filter(|slot| slot.is_free() && !self.tokens(slot.id).is_empty() && slot.id != but);
-        let Some(slot) = idle.min_by_key(|slot| slot.last_used) else { return Ok(None) };
+        let holds = |slot: &&mut Slot| slot.is_free() && !slot.tokens(&self.session).is_empty() && slot.id != but;
+        let Some(slot) = self.slots.iter_mut().filter(holds).min_by_key(|slot| slot.last_used) else { return Ok(None) };
         // Another slot may share the cells.
-        let (at, n) = (slot.id, if slot.is_shared { 0 } else { self.tokens(slot.id).len() });
-        self.forget(at)?;
+        let n = if slot.is_shared { 0 } else { slot.tokens(&self.session).len() };
+        slot.forget(&mut self.session)?;
         Ok(Some(n))
-    }
-
-    /// Empties a slot that has no request.
-    pub(super) fn forget(&mut self, at: usize) -> Result<(), EvalError> {
-        self.slots[at].is_shared = false;
-        self.session.sequences_mut().keep(self.slots[at].sequence(), 0).map(drop)
     }
 
     /// Copies a slot's shared cells, so that only this slot has them; needs room for the copies. False if the memory
@@ -107,38 +101,21 @@ impl Worker {
         if !self.slots[at].is_shared {
             return Ok(true);
         }
-        let bytes = self.session.sequences_mut().state_bytes(self.slots[at].sequence())?;
-        if !self.model.lend(Borrower::State, bytes as u64) {
+        let sequence = self.slots[at].sequence();
+        let sequences = self.session.sequences_mut();
+        // Lent until the copy is dropped.
+        let mut loan = Loan { borrower: Borrower::State, model: self.model.clone(), bytes: 0 };
+        if !loan.add(sequences.state_bytes(sequence)? as u64) {
             return Ok(false);
         }
-        let copied = self.copy_cells(at);
-        self.give_back(Borrower::State);
-        copied.map(|()| true)
-    }
-
-    fn copy_cells(&mut self, at: usize) -> Result<(), EvalError> {
-        let sequence = self.slots[at].sequence();
-        let copy = self.session.sequences_mut().take_out(sequence)?;
+        let copy = sequences.take_out(sequence)?;
         while let Err(error) = self.session.sequences_mut().put_back(sequence, &copy) {
             if self.give_way(Some(at), &[])?.is_none() {
                 return Err(error);
             }
         }
         self.slots[at].is_shared = false;
-        Ok(())
-    }
-
-    /// Whether the last evaluation's results for a slot, `n` entries from `first` on, are finite.
-    pub(super) fn is_finite(&self, at: usize, first: usize, n: usize) -> bool {
-        let slot = &self.slots[at];
-        match slot.run.as_ref().map(|run| &run.job.work) {
-            Some(Work::Embed) => super::prompt::rows(&self.session, slot.sequence(), first, n)
-                .is_none_or(|rows| rows.iter().flatten().all(|value| value.is_finite())),
-            _ if slot.run.as_ref().is_some_and(Run::scores_prompt) => {
-                (first..first + n).all(|index| self.session.has_finite_logits(index))
-            }
-            _ => self.session.has_finite_logits(first + n - 1),
-        }
+        Ok(true)
     }
 
     /// Reverts an evaluation of `members` whose results are not finite, and clears the whole cache with its data.
@@ -146,24 +123,26 @@ impl Worker {
     /// again, one by one, which finds the one that fails. A single member fails, unless the cells of an idle slot may
     /// have been the cause. Without members, no request fails and idle slots keep their states, too.
     pub(super) fn purge(&mut self, members: &[usize]) -> Vec<usize> {
-        let is_suspect = |slot: &Slot| slot.is_free() && !self.tokens(slot.id).is_empty() && !members.is_empty();
+        let is_suspect = |slot: &Slot| slot.is_free() && !slot.tokens(&self.session).is_empty() && !members.is_empty();
         let alone = if let [at] = members { Some(*at) } else { None };
         let mut begins_again = false;
         if let Some(at) = alone.filter(|_| !self.slots.iter().any(is_suspect)) {
             begins_again = self.fail_unless_again(at, ApiError::server(EvalError::NotFinite.to_string()));
         }
-        let (mut kept, mut n_kept) = (Vec::new(), 0);
+        // Lent until the copies are dropped.
+        let mut loan = Loan { borrower: Borrower::States, model: self.model.clone(), bytes: 0 };
+        let mut kept = Vec::new();
         for at in 0..self.slots.len() {
             let slot = &mut self.slots[at];
             slot.is_shared = false;
             let (sequence, is_lost) = (slot.sequence(), slot.is_free() && !members.is_empty());
-            if is_lost || self.tokens(at).is_empty() {
+            if is_lost || slot.tokens(&self.session).is_empty() {
                 continue;
             }
-            let copy = match self.session.sequences_mut().take_back(sequence) {
-                Ok(true) => self.copied(sequence, &mut n_kept),
-                _ => None,
-            };
+            let sequences = self.session.sequences_mut();
+            let is_whole = matches!(sequences.take_back(sequence), Ok(true));
+            let fits = is_whole && sequences.state_bytes(sequence).is_ok_and(|bytes| loan.add(bytes as u64));
+            let copy = if fits { sequences.take_out(sequence).ok() } else { None };
             match copy {
                 Some(copy) => kept.push((at, copy)),
                 None if alone == Some(at) => {
@@ -182,7 +161,6 @@ impl Worker {
                 }
             }
         }
-        self.give_back(Borrower::States);
         members.iter().copied().filter(|at| !begins_again && !self.slots[*at].is_free()).collect()
     }
 
@@ -200,7 +178,7 @@ impl Worker {
         };
         run.sampler = None;
         let made = self.slots[at].run.as_ref().map(|run| self.sampler_for(&run.job));
-        let emptied = self.forget(at);
+        let emptied = self.slots[at].forget(&mut self.session);
         match (self.slots[at].run.as_mut(), made, emptied) {
             (Some(run), Some(Ok((sampler, _))), Ok(())) => {
                 (run.sampler, run.cuts) = (sampler, self.session.sequences().cuts(&run.job.prompt, 0));
@@ -214,27 +192,46 @@ impl Worker {
         }
     }
 
-    /// A copy of a sequence, if the memory budget has room for it beside `n_kept` bytes of others.
-    fn copied(&mut self, sequence: i32, n_kept: &mut u64) -> Option<TakenOut> {
-        let sequences = self.session.sequences_mut();
-        let n = *n_kept + sequences.state_bytes(sequence).ok()? as u64;
-        if !self.model.lend(Borrower::States, n) {
-            return None;
-        }
-        *n_kept = n;
-        sequences.take_out(sequence).ok()
-    }
-
-    /// Gives lent memory back to the experts, after it was freed.
-    pub(super) fn give_back(&self, borrower: Borrower) {
-        trim_heap();
-        self.model.lend(borrower, 0);
-    }
-
     /// Fails a slot whose context could not be restored.
     fn lose(&mut self, at: usize) {
         let message =
             "the request's context was lost with that of another one, whose logits were not finite; send it again";
         self.fail(at, ApiError::unavailable(message));
+    }
+}
+
+/// Memory that experts lend for copies of states, until this is dropped. Each borrower has one loan at a time.
+pub(super) struct Loan {
+    borrower: Borrower,
+    model: Model,
+    bytes: u64,
+}
+
+impl Loan {
+    /// For a slot's state of `bytes`, to `verb` it.
+    pub fn to(verb: &str, model: &Model, bytes: u64) -> Result<Self, ApiError> {
+        let mut loan = Self { borrower: Borrower::State, model: model.clone(), bytes: 0 };
+        if !loan.add(bytes) {
+            return Err(ApiError::unavailable(format!(
+                "Unable to {verb} slot: its state takes {} of memory, which the memory budget cannot spare: give the \
+                 server a larger --mem-budget or a smaller --expert-cache",
+                Bytes(bytes)
+            )));
+        }
+        Ok(loan)
+    }
+
+    /// Lends `bytes` more; false if the memory budget has not so much.
+    fn add(&mut self, bytes: u64) -> bool {
+        let is_lent = self.model.lend(self.borrower, self.bytes + bytes);
+        self.bytes += if is_lent { bytes } else { 0 };
+        is_lent
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        trim_heap();
+        self.model.lend(self.borrower, 0);
     }
 }

@@ -1,13 +1,18 @@
 //! One slot: a sequence of the session, and its current request.
 
+use std::io::ErrorKind;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hobbit::Sampler;
 use hobbit::engine::Chunk;
+use hobbit::options::Token;
+use hobbit::{EvalError, Sampler, Session};
 use hobbit_core::checkpoints::Cut;
+use hobbit_programs::saved;
 
 use crate::adapters::Scales;
+use crate::error::ApiError;
 use crate::job::{Generate, Job, Timings, Work};
 use crate::status::{LastRun, SlotState};
 use crate::text::Text;
@@ -54,13 +59,13 @@ impl Slot {
         Self { id, lora: Scales::default(), is_shared: false, last_used: 0, run: None, last: None }
     }
 
-    /// The state that status requests show of a slot with `n_past` tokens.
-    pub fn state(&self, n_past: usize, n_ctx: usize) -> SlotState {
+    /// The state that status requests show.
+    pub fn state(&self, session: &Session, n_ctx: usize) -> SlotState {
         SlotState {
             id: self.id,
             is_processing: !self.is_free(),
             n_ctx,
-            n_past,
+            n_past: self.tokens(session).len(),
             run: self.run.as_ref().map(Run::as_last).or_else(|| self.last.clone()),
         }
     }
@@ -72,6 +77,56 @@ impl Slot {
     /// The sequence's number in llama.cpp.
     pub fn sequence(&self) -> i32 {
         self.id as i32
+    }
+
+    /// Tokens that the slot has evaluated and keeps.
+    pub fn tokens<'a>(&self, session: &'a Session) -> &'a [Token] {
+        session.sequences().tokens(self.sequence())
+    }
+
+    /// Empties a slot that has no request.
+    pub fn forget(&mut self, session: &mut Session) -> Result<(), EvalError> {
+        self.is_shared = false;
+        session.sequences_mut().keep(self.sequence(), 0).map(drop)
+    }
+
+    /// Writes the tokens and state to a file. Returns their number and the bytes of the file.
+    pub fn save(&self, session: &mut Session, mark: u64, path: &Path) -> Result<(usize, u64), ApiError> {
+        let (sequence, sequences) = (self.sequence(), session.sequences_mut());
+        let state = sequences.state(sequence).map_err(|error| ApiError::server(error.to_string()))?;
+        let tokens = sequences.tokens(sequence);
+        let mark = saved::mark_with(mark, &self.lora);
+        let written = saved::write(path, mark, tokens, &state, sequences.checkpoints(sequence));
+        let n_bytes = written.map_err(|error| {
+            let message = format!("Unable to save slot: {error}");
+            match error.kind() {
+                // The client chose the name and can choose another.
+                ErrorKind::InvalidInput | ErrorKind::InvalidFilename => ApiError::invalid(message),
+                _ => ApiError::server(message),
+            }
+        })?;
+        Ok((tokens.len(), n_bytes))
+    }
+
+    /// The embeddings of the sequence: one row if they are pooled, else one per token.
+    pub fn rows(&self, session: &Session, first: usize, n_tokens: usize) -> Option<Vec<Vec<f32>>> {
+        if session.pooling().is_some() {
+            return Some(vec![session.embedding_of_sequence(self.sequence())?.to_vec()]);
+        }
+        (first..first + n_tokens).map(|index| session.embedding_of(index).map(<[f32]>::to_vec)).collect()
+    }
+
+    /// Whether the last evaluation's results for the slot, `n` entries from `first` on, are finite.
+    pub fn is_finite(&self, session: &Session, first: usize, n: usize) -> bool {
+        match self.run.as_ref().map(|run| &run.job.work) {
+            Some(Work::Embed) => {
+                self.rows(session, first, n).is_none_or(|rows| rows.iter().flatten().all(|value| value.is_finite()))
+            }
+            _ if self.run.as_ref().is_some_and(Run::scores_prompt) => {
+                (first..first + n).all(|index| session.has_finite_logits(index))
+            }
+            _ => session.has_finite_logits(first + n - 1),
+        }
     }
 
     pub fn is_generating(&self) -> bool {

@@ -13,7 +13,7 @@ use super::Worker;
 use super::slot::{Slot, Stage};
 use crate::error::ApiError;
 use crate::job::EndReasoning;
-use crate::job::{Candidate, Done, Event, Generate, Probabilities, Progress, Stop, TokenEvent, Traffic, Work};
+use crate::job::{Candidate, Done, Event, Generate, Probabilities, Progress, Stop, TokenEvent, Traffic};
 
 impl Worker {
     /// Evaluates the last tokens of all generating slots, in groups that may share a batch.
@@ -64,7 +64,7 @@ impl Worker {
             return;
         }
         self.session.set_adapters(&self.slots[members[0]].lora);
-        let before = self.traffic();
+        let before = traffic(&self.session);
         match self.advance(&members) {
             Ok(true) => {}
             // The next step runs without the slot that gave way.
@@ -75,7 +75,7 @@ impl Worker {
         let n_ahead: Vec<usize> =
             members.iter().map(|at| self.session.sequences().n_ahead(self.slots[*at].sequence())).collect();
         let n_evaluated: usize = n_ahead.iter().sum();
-        let cost = self.traffic_since(&before);
+        let cost = Traffic::between(&before, &traffic(&self.session));
         self.status.count(|totals| totals.traffic.add(&cost, 1.0));
         if !(0..n_evaluated).all(|index| self.session.has_finite_logits(index)) {
             let _ = self.session.drop_drafts();
@@ -90,7 +90,7 @@ impl Worker {
             let n_accepted = self.choose_along(at);
             if let Err(error) = self.session.settle(self.slots[at].sequence()) {
                 self.failed(&[at], error);
-                let _ = self.forget(at);
+                let _ = self.slots[at].forget(&mut self.session);
             }
             self.status.count(|totals| totals.drafts.add(n_ahead - 1, n_accepted));
         }
@@ -100,7 +100,7 @@ impl Worker {
     fn advance(&mut self, members: &[usize]) -> Result<bool, EvalError> {
         let wanted = |at: &usize| {
             let slot = &self.slots[*at];
-            slot.run.as_ref().map_or(0, |run| run.n_drafts(self.tokens(*at).len(), self.options.n_ctx))
+            slot.run.as_ref().map_or(0, |run| run.n_drafts(slot.tokens(&self.session).len(), self.options.n_ctx))
         };
         // Every slot has the same share of a batch that is still decoded, not read like a prompt.
         let n_room = DECODE_TOKENS_MAX.min(self.options.n_batch).saturating_sub(members.len());
@@ -167,29 +167,10 @@ impl Worker {
             let is_doubtful = is_doubtful && members.contains(&at);
             if is_doubtful {
                 self.fail_unless_again(at, error.clone());
-                let _ = self.forget(at);
+                let _ = self.slots[at].forget(&mut self.session);
             } else if is_lost || members.contains(&at) {
                 self.fail(at, error.clone());
             }
-        }
-    }
-
-    /// The session's traffic so far, of prompts and generated tokens.
-    pub(super) fn traffic(&self) -> PhaseStats {
-        let (prompt, decode) = self.session.phases();
-        prompt + decode
-    }
-
-    /// Traffic since `before`, without a count of tokens.
-    pub(super) fn traffic_since(&self, before: &PhaseStats) -> Traffic {
-        let now = self.traffic();
-        Traffic {
-            tokens: 0.0,
-            hits: (now.hits - before.hits) as f64,
-            misses: (now.misses - before.misses) as f64,
-            bytes_read: (now.bytes_read - before.bytes_read) as f64,
-            io_wait_ms: (now.io_wait_seconds - before.io_wait_seconds) * 1e3,
-            io_busy_ms: (now.io_busy_seconds - before.io_busy_seconds) * 1e3,
         }
     }
 
@@ -205,8 +186,8 @@ impl Worker {
     pub(super) fn choose(&mut self, at: usize) {
         let sequences = self.session.sequences();
         let (n_ctx, shifts) = (self.options.n_ctx, self.options.context_shift && sequences.can_move_tokens());
-        let n_held = self.tokens(at).len();
         let slot = &mut self.slots[at];
+        let n_held = slot.tokens(&self.session).len();
         let run = slot.run.as_mut().expect("it generates");
         let Some(generate) = run.generate().cloned() else { return };
         if generate.n_predict == Some(0) {
@@ -265,18 +246,10 @@ impl Worker {
         }
     }
 
-    /// Finishes a prompt without tokens.
-    pub(super) fn finish_empty(&mut self, at: usize) {
-        match self.slots[at].run.as_ref().map(|run| &run.job.work) {
-            Some(Work::Generate(_)) => self.finish(at, Stop::Limit, String::new(), 0),
-            _ => self.fail(at, ApiError::invalid("the input has no tokens")),
-        }
-    }
-
     /// Sends the end of a generation and frees its slot.
     pub(super) fn finish(&mut self, at: usize, stop: Stop, rest: String, n_swallowed: usize) {
-        let n_held = self.tokens(at).len();
         let slot = &mut self.slots[at];
+        let n_held = slot.tokens(&self.session).len();
         let Some(run) = slot.run.take() else { return };
         slot.last = Some(run.as_last());
         let done = Done {
@@ -318,6 +291,12 @@ pub(super) fn spelled(model: &Model, token: Token, found: hobbit::engine::Probab
         top: found.top.into_iter().map(|(token, log)| candidate(token, log)).collect(),
         is_post_sampling: false,
     }
+}
+
+/// The session's traffic so far, of prompts and generated tokens.
+pub(super) fn traffic(session: &Session) -> PhaseStats {
+    let (prompt, decode) = session.phases();
+    prompt + decode
 }
 
 /// Sends the progress of a prompt.
