@@ -29,7 +29,7 @@ pub fn run(desk: &mut Desk, prompt: &Bytes, predict: Option<usize>) -> Result<En
     };
     let mut prompt = media::tokens(desk.model, desk.projector.as_ref(), &text, &attached)?;
     desk.explain(&prompt.tokens);
-    if let Some(error) = too_long("prompt", prompt.n_cells(), desk.session.n_ctx()) {
+    if let Some(error) = too_long("prompt", prompt.n_cells(), desk.session.context().n_ctx()) {
         bail!(error);
     }
     if args.input.flags.display_prompt.0 {

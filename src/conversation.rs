@@ -258,7 +258,7 @@ impl Conversation {
         let n = n.min(begins.len() - 1);
         self.messages.drain(first..begins[n]);
         let (left, tokens) = (begins.len() - 1 - n, self.written(&self.messages, desk)?.tokens.n_cells());
-        let n_ctx = desk.session.n_ctx();
+        let n_ctx = desk.session.context().n_ctx();
         let turns = if n == 1 { "1 turn is".to_owned() } else { format!("{n} turns are") };
         Ok(format!("{turns} forgotten, {left} are left: {tokens} of {n_ctx} tokens"))
     }
@@ -352,7 +352,7 @@ impl Conversation {
     /// The formatted conversation, and the number of oldest messages left out so that it fits with room for an
     /// answer: whole turns, only with `--context-shift`, and never the last message.
     fn fitting(&self, desk: &Desk) -> Result<(Written, usize)> {
-        let n_ctx = desk.session.n_ctx() as usize;
+        let n_ctx = desk.session.context().n_ctx() as usize;
         let room = desk.args.input.predict.unwrap_or(usize::MAX).min(n_ctx / 4);
         let mut wanted = self.written(&self.messages, desk)?;
         let first = self.first_turn();
@@ -371,7 +371,7 @@ impl Conversation {
 
     /// The reason why the conversation without `n_dropped` messages does not fit, if it does not.
     fn excess(&self, tokens: usize, n_dropped: usize, desk: &Desk) -> Option<String> {
-        let n_ctx = desk.session.n_ctx();
+        let n_ctx = desk.session.context().n_ctx();
         if self.messages.len() - self.first_turn() - n_dropped <= 1 {
             return too_long("message", tokens, n_ctx);
         }

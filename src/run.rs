@@ -33,7 +33,7 @@ use super::signals::{self, Interrupted};
 use super::stream::{Desk, End};
 use super::surroundings::Surroundings;
 use super::{completion, conversation, saved};
-use hobbit::engine::{ChatTemplates, low_cache_path, quantise_low};
+use hobbit::engine::{ChatTemplates, Description, low_cache_path, quantise_low};
 use hobbit::options::{DraftSource, LowSource, PrecisionMode, RopeOptions, SamplerKind, SpeculationOptions};
 use hobbit::stats::{DeviceReport, Stats, Timings};
 use hobbit::{Model, ModelOptions, OpenError, Sampler, SamplingOptions, Session, SessionOptions};
@@ -278,11 +278,11 @@ fn warn_of_threads(options: &SessionOptions, log: &Log) {
 pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &ModelOptions, log: &Log) {
     let info = model.info();
     let say = |line: &str| log.line(Level::Info, format!("hobbit: {line}"));
-    let plan = session.plan();
+    let Description { plan, io_choice, precision, devices, warm_start, .. } = session.description();
     let name = info.path.display();
     let name = if is_demo { format!("{DEMO} {name}") } else { name.to_string() };
-    say(&report::model(&name, info, session.n_ctx(), options.expects.n_ctx > 0));
-    say(&report::memory(plan, session.io_choice(), session.warm_start()));
+    say(&report::model(&name, info, session.context().n_ctx(), options.expects.n_ctx > 0));
+    say(&report::memory(plan, io_choice, *warm_start));
     if let Some(routes) = &options.routes {
         let file = routes.trace.display();
         log.line(
@@ -290,8 +290,7 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
             format!("note: tokens follow the routes recorded in {file}, not the routers: the text is meaningless"),
         );
     }
-    let precision = session.precision();
-    report::devices_and_precision(session.devices(), precision).iter().for_each(|line| say(line));
+    report::devices_and_precision(devices, precision).iter().for_each(|line| say(line));
     if let (Some(bound), None) = (&precision.loss_bound, &precision.routing) {
         log.line(Level::Info, format!("note: {bound}"));
     }
@@ -356,7 +355,7 @@ pub fn warn_of_training(model: &Model, options: &SessionOptions, n_parts: u32, l
 /// Current use of devices, which may be lower than at the start.
 pub fn devices_now(session: &Session) -> Vec<DeviceReport> {
     let now = session.model().device_reports();
-    if now.is_empty() { session.devices().to_vec() } else { now }
+    if now.is_empty() { session.description().devices.clone() } else { now }
 }
 
 /// Prints the closing lines and writes the file of `--stats-json`.
@@ -368,7 +367,7 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
         let log = desk.log;
         let closing = Closing {
             stats: &stats,
-            precision: desk.session.precision(),
+            precision: &desk.session.description().precision,
             devices: &devices,
             is_eog: *end == End::Eog,
             seed: leaves_to_chance(&desk.args.sampling).then_some(desk.seed),
@@ -393,14 +392,15 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
 
 /// A session's model, memory, devices and settings.
 fn about(session: &Session) -> Value {
+    let Description { plan, precision, caching, io_choice, .. } = session.description();
     json!({
         "model": session.model().info(),
-        "plan": session.plan(),
-        "precision": session.precision(),
-        "caching": session.caching(),
+        "plan": plan,
+        "precision": precision,
+        "caching": caching,
         "devices": devices_now(session),
-        "io": session.io_choice(),
-        "n_ubatch": session.n_ubatch(),
+        "io": io_choice,
+        "n_ubatch": session.context().n_ubatch(),
     })
 }
 

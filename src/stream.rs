@@ -86,7 +86,7 @@ impl Desk<'_> {
             cache.note(&spoken.tokens);
         }
         if spoken.end == End::ContextFull {
-            let n_ctx = self.session.n_ctx();
+            let n_ctx = self.session.context().n_ctx();
             self.screen.end_line()?;
             let way_out = match self.session.sequences().no_shift() {
                 Some(reason) => format!("give a larger -c ({})", advice::no_shift(reason)),
@@ -105,7 +105,7 @@ impl Desk<'_> {
             return self.session.feed_prompt(projector, prompt, from, self.encoder.take());
         }
         let prompt = &prompt.tokens[from..];
-        let n_ubatch = self.session.n_ubatch();
+        let n_ubatch = self.session.context().n_ubatch();
         let model = self.model.clone();
         let share = move || model.evaluated_share();
         match TokenBar::new("reading the prompt", prompt.len(), n_ubatch, self.screen.is_mid_line(), share, self.log) {

@@ -273,7 +273,7 @@ fn enough_is_not_refused_before_loading() {
             let settings = SessionOptions { n_seq_max, n_ctx, ..settings() };
             let options = |budget| ModelOptions { expects: settings.clone(), ..within(budget) };
             let session = Model::open(&path, &options(1 << 40)).unwrap().session(&settings).unwrap();
-            let found = fixture::least_budget(session.plan());
+            let found = fixture::least_budget(&session.description().plan);
             drop(session);
             let model = Model::open(&path, &options(found));
             model.unwrap_or_else(|error| panic!("{arch}: {found} are needed: {error}"));

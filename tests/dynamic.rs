@@ -173,7 +173,7 @@ fn everything_resident_is_exact() {
         ..options(Some(&models.low), PrecisionOptions::default())
     };
     let mut session = open(&models.high, &all, Faults::default());
-    assert_eq!(session.precision().mode, PrecisionMode::Exact);
+    assert_eq!(session.description().precision.mode, PrecisionMode::Exact);
     let rows = run(&mut session).expect("nothing fails");
     let mut exact = open(&models.high, &ModelOptions { low: None, ..all }, Faults::default());
     assert!(rows == run(&mut exact).expect("nothing fails"));

@@ -119,7 +119,8 @@ fn a_dense_model_runs_as_plain_llama_cpp() {
     let model = open(&path, ExpertCache::Auto);
     assert!(!model.info().is_moe());
     let mut session = model.session(&settings()).unwrap();
-    assert!(session.io_choice().contains("dense"), "{}", session.io_choice());
+    let io_choice = &session.description().io_choice;
+    assert!(io_choice.contains("dense"), "{io_choice}");
     session.feed(&model.tokenize("some text", true, false).unwrap()).unwrap();
     let mut sampler = Sampler::new(&model, &SamplingOptions { ignore_eos: true, ..SamplingOptions::greedy() }).unwrap();
     assert_eq!(session.generate(&mut sampler, Some(8)).filter(Result::is_ok).count(), 8);
@@ -134,7 +135,7 @@ fn a_full_context_ends_or_shifts() {
     for context_shift in [false, true] {
         let options = SessionOptions { n_ctx: 64, n_batch: 64, context_shift, ..settings() };
         let mut session = model.session(&options).unwrap();
-        let n_ctx = session.n_ctx() as usize;
+        let n_ctx = session.context().n_ctx() as usize;
         session.feed(&prompt).unwrap();
         let mut sampler = Sampler::new(&model, &greedy).unwrap();
         let mut generation = session.generate(&mut sampler, Some(3 * n_ctx));
@@ -222,8 +223,8 @@ fn layers_for_multi_token_prediction_stay_in_the_file() {
             let model = Model::open(path, &options).unwrap();
             let mut session = model.session(&settings()).unwrap();
             session.feed(&model.tokenize("some text", true, false).unwrap()).unwrap();
-            assert!(session.unseen_experts().is_empty());
-            (session.stats().layers.len(), session.plan().fixed.weights)
+            assert!(session.model().unseen_experts().is_empty());
+            (session.stats().layers.len(), session.description().plan.fixed.weights)
         };
         assert_eq!(opened(&path, &[]), opened(&without, &[]), "{arch}");
         let (layers, weights) = opened(&path, &[&format!("{arch}.nextn_predict_layers=int:1")]);

@@ -96,7 +96,7 @@ fn prompts_take_faster_kernels() {
             let model = open(&path, &ModelOptions { repack: Repack::Off, kernels, ..options() });
             assert!(model.run_mode().is_passthrough());
             let mut session = model.session(&settings()).unwrap();
-            assert_eq!(session.precision().kernels, kernels);
+            assert_eq!(session.description().precision.kernels, kernels);
             let logits = [feed(&mut session, &prompt()), feed(&mut session, &[17])].concat();
             let is_own = |trial: &hobbit::stats::KernelTrial| [trial.n_in, trial.n_out].contains(&ff.into());
             (logits, session.stats().kernels.trials.into_iter().filter(is_own).collect::<Vec<_>>())
@@ -154,7 +154,7 @@ fn long_prompts_are_computed_in_fewer_ubatches() {
         model.caching.fill = false;
         let model = open(&path, &model);
         let mut session = model.session(options).unwrap();
-        assert_eq!(session.n_ubatch(), options.n_ubatch as usize);
+        assert_eq!(session.context().n_ubatch(), options.n_ubatch as usize);
         (feed(&mut session, &prompt()), session.stats().prompt.bytes_read)
     };
     let ((logits, bytes), (_, more)) = (of(&wide), of(&narrow));

@@ -265,7 +265,7 @@ fn layers_for_multi_token_prediction_follow_the_text() {
             session.restore(&text, &state, Vec::new()).unwrap();
             session.feed(&prompt[..3]).unwrap();
             found.extend(session.generate(&mut sampler, Some(30)).map(Result::unwrap));
-            (found, session.stats().speculation, session.plan().fixed)
+            (found, session.stats().speculation, session.description().plan.fixed)
         };
         let ((expected, none, before), (found, report, after)) = (run(false), run(true));
         assert_eq!((&found, none), (&expected, None), "{arch}");

@@ -61,7 +61,7 @@ impl Run {
 fn run(model: &Path, options: &ModelOptions, parts: &[&[Token]]) -> Run {
     let model = Model::open(model, options).unwrap();
     let mut session = model.session(&one_thread(1024)).unwrap();
-    let mut run = Run { warm: session.warm_start(), ..Run::default() };
+    let mut run = Run { warm: session.description().warm_start, ..Run::default() };
     let mut before = session.stats().total();
     for (i, part) in parts.iter().enumerate() {
         if i > 0 {

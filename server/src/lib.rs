@@ -202,7 +202,8 @@ fn load(app: &Arc<App>, source: &Source, ctrl_c: &CtrlC, log: &Log) -> Result<(J
     let drafting = Drafting::new(speculation.as_ref().filter(|_| session.no_speculation().is_none()));
     run::warn_of_shift(&session, settings.context.context_shift.0, log);
     let templates = templates(&model, file, settings, log)?;
-    let n_ctx_all = session.n_ctx() as usize;
+    let context = session.context();
+    let (n_ctx_all, n_batch, pooling) = (context.n_ctx() as usize, context.n_batch(), context.pooling());
     let n_slots = settings.n_slots;
     let n_ctx = if settings.shares_context { n_ctx_all } else { n_ctx_all / n_slots };
     let given = SessionOptions { n_ctx: session_options.n_ctx.min(n_ctx as u32), ..session_options.clone() };
@@ -216,13 +217,12 @@ fn load(app: &Arc<App>, source: &Source, ctrl_c: &CtrlC, log: &Log) -> Result<(J
         stall_limit: settings.slots.stall_limit,
         n_waiting_max: settings.slots.max_waiting as usize,
         // The context's own values, which llama.cpp may have changed.
-        n_ubatch: session_options.n_ubatch.min(session_options.n_batch).min(session.n_batch() as u32) as usize,
-        n_batch: session.n_batch(),
+        n_ubatch: n_batch.min(session_options.n_ubatch.min(session_options.n_batch) as usize),
+        n_batch,
         has_fused_attention: session_options.flash_attn != FlashAttn::Off,
         n_outputs: session_options.n_outputs_max as usize,
         mark: saved::mark(&model, model_options, session_options),
     };
-    let (n_batch, pooling) = (options.n_batch, session.pooling());
     let interrupt = session.interrupt_handle();
     let status = Arc::new(Status::default());
     let (commands, incoming) = crossbeam_channel::unbounded();

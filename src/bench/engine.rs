@@ -12,7 +12,7 @@ use super::record::{More, Record};
 use crate::advice::idle_flags;
 use crate::output::tell;
 use crate::run;
-use hobbit::engine::{Stock, StockOptions};
+use hobbit::engine::{Description, Stock, StockOptions};
 use hobbit::options::Repack;
 use hobbit::{CachingOptions, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions, Stats, Token};
 
@@ -140,7 +140,8 @@ impl Engine for Hobbit {
     }
 
     fn describe(&self) -> Record {
-        let (info, plan) = (self.session.model().info(), self.session.plan());
+        let info = self.session.model().info();
+        let Description { plan, precision, caching, .. } = self.session.description();
         let Stats { kernels, latency, .. } = self.session.stats();
         Record {
             model_type: info.description.clone(),
@@ -153,8 +154,8 @@ impl Engine for Hobbit {
             hobbit_n_experts: Some(plan.n_experts),
             hobbit_n_expert: Some(info.n_expert),
             hobbit_n_expert_used: Some(info.n_expert_used),
-            hobbit_precision: Some(self.session.precision().mode.to_string()),
-            hobbit_policy: Some(self.session.caching().policy.clone()),
+            hobbit_precision: Some(precision.mode.to_string()),
+            hobbit_policy: Some(caching.policy.clone()),
             hobbit_predictor: Some(self.caching.predictor.map_or("auto".into(), |kind| kind.to_string())),
             hobbit_prefetch: Some(self.caching.prefetch.to_string()),
             hobbit_kernels: Some(kernels.choice.to_string()),

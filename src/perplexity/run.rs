@@ -160,7 +160,7 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
         let timings = report::timing_lines(&timings);
         let lines = timings.lines().filter(|line| !line.starts_with("llama_perf_sampler"));
         lines.for_each(|line| desk.log.line(Level::Info, line));
-        let precision = session.precision();
+        let precision = &session.description().precision;
         let closing =
             Closing { stats: &stats, precision, devices: &devices, is_eog: false, seed: None, is_seed_drawn: false };
         for line in report::closing(&closing) {

@@ -55,7 +55,7 @@ fn run(device: &Device, low: bool, change: fn(&mut ModelOptions)) -> ([u64; 5], 
     assert_sound(device);
     let total = stats.total();
     let counts = [prompt - before, uploaded(&stats) - prompt, total.used.low, total.used.skipped, total.rerouted.uses];
-    (counts, session.precision().clone())
+    (counts, session.description().precision.clone())
 }
 
 /// A loss bound whose cheapest mix, with a quarter of the experts in memory, is λ 0.2, or T1 0.4 and T2 0.8 where there

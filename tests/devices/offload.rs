@@ -131,6 +131,6 @@ fn low_precision_is_for_the_devices_own_layers() {
         let device = DeviceOptions { n_cpu_moe, cache: QUARTER, ..on(&[&device]) };
         let options = ModelOptions { device, low: Some(LowSource::File(low.clone())), ..options(ALL) };
         let session = Model::open(&path, &options).unwrap().session(&session_options()).unwrap();
-        assert_eq!(session.precision().is_dynamic(), is_dynamic, "-ncmoe {n_cpu_moe}");
+        assert_eq!(session.description().precision.is_dynamic(), is_dynamic, "-ncmoe {n_cpu_moe}");
     }
 }

@@ -155,13 +155,13 @@ fn experts_in_unified_memory_are_there_once_and_never_copied() {
             };
             for expert_cache in [ALL, QUARTER, NONE] {
                 let session = run(UnifiedMemory::On, expert_cache);
-                let (report, counters) = (&session.devices()[0], session.stats().devices[0]);
+                let (report, counters) = (&session.description().devices[0], session.stats().devices[0]);
                 assert!(report.unified);
                 assert_eq!((report.slots, report.staging_slots, report.cache_bytes), (0, 0, 0), "{report:?}");
                 assert_eq!((counters.uploads, counters.uploaded_bytes), (0, 0), "{counters:?}");
             }
             let copies = |session: &hobbit::Session| -> Vec<(String, u32, u32)> {
-                let slots = session.caching().slots_by_layer.iter();
+                let slots = session.description().caching.slots_by_layer.iter();
                 slots.map(|slots| (slots.cache.clone(), slots.least, slots.most)).collect()
             };
             let host = ("the host".to_owned(), n_expert, n_expert);
@@ -169,7 +169,7 @@ fn experts_in_unified_memory_are_there_once_and_never_copied() {
             for unified in [UnifiedMemory::Auto, UnifiedMemory::Off] {
                 let session = run(unified, ALL);
                 assert_eq!(copies(&session), [host.clone(), (lag.name().to_owned(), n_expert, n_expert)]);
-                let (report, counters) = (&session.devices()[0], session.stats().devices[0]);
+                let (report, counters) = (&session.description().devices[0], session.stats().devices[0]);
                 assert!(!report.unified && counters.uploaded_bytes > 0, "{report:?} {counters:?}");
             }
         }

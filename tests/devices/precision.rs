@@ -218,7 +218,7 @@ fn saved_caches_are_restored() {
             session.feed(&[token]).unwrap();
             logits.extend_from_slice(session.logits(0).unwrap());
         }
-        (logits, session.warm_start(), session.stats().devices[0])
+        (logits, session.description().warm_start, session.stats().devices[0])
     };
     let state = dir.path().join("state");
     let (expected, none, cold) = run(Some(&state));

@@ -124,7 +124,7 @@ fn unequal_layers(rig: &Rig, device: &Device) {
 
     let model = rig.open(QUARTER, on(device, QUARTER), Allocation::ShallowFirst { layers: 1 });
     let session = model.session(&rig.0.case.options).unwrap();
-    let reported = &session.caching().slots_by_layer;
+    let reported = &session.description().caching.slots_by_layer;
     assert_eq!((reported[0].cache.as_str(), reported[1].cache.as_str()), ("the host", device.name()));
     for slots in reported {
         assert!(slots.least == 4 && slots.most > 8, "{reported:?}");

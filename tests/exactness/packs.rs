@@ -190,7 +190,7 @@ pub fn check_rearranged_by_default(case: &Case) -> Vec<String> {
 fn run_rearranged(case: &Case, path: &Path, options: &ModelOptions, repacks: bool) -> Result<Vec<Row>> {
     let (rows, session) = case.hobbit(path, options, None)?;
     // ggml decides by the CPU which types are rearranged: on x86 those of all cases, if its kernels have AVX2.
-    let reported = session.io_choice();
+    let reported = &session.description().io_choice;
     let is_known = hobbit::engine::system_info().contains("AVX2 = 1");
     ensure!(!is_known || reported.contains("rearranged") == repacks, "found {reported}");
     Ok(rows)

@@ -23,7 +23,7 @@ struct Watched {
 
 impl Watched {
     fn plan(&self) -> &MemoryPlan {
-        self.session.plan()
+        &self.session.description().plan
     }
 
     fn slots(&self) -> u64 {
@@ -57,7 +57,7 @@ fn tight(reference: &Reference, options: &ModelOptions, more: u64) -> (Watched, 
     let options = ModelOptions { expects: reference.case.options.clone(), overcommit: true, ..options.clone() };
     let empty = ModelOptions { budget: Budget::Bytes(1 << 40), expert_cache: ExpertCache::Bytes(0), ..options.clone() };
     let session = Model::open(&reference.path, &empty).unwrap().session(&reference.case.options).unwrap();
-    let mut budget = least_budget(session.plan()) + more;
+    let mut budget = least_budget(&session.description().plan) + more;
     drop(session);
     for _ in 0..8 {
         let options = ModelOptions { budget: Budget::Bytes(budget), ..options.clone() };

@@ -113,7 +113,7 @@ fn check_variant(reference: &Reference, variant: &Variant, paths: Option<&Path>)
 
 /// The counts suit the cache's size.
 fn check_traffic(session: &Session, path: &Path, variant: &Variant) -> Result<()> {
-    let unseen = session.unseen_experts();
+    let unseen = session.model().unseen_experts();
     ensure!(unseen.is_empty(), "products that never reached hobbit: {}", unseen.join(", "));
     let gguf = Gguf::open(path)?;
     let mut layers = gguf.experts()?.layers;
@@ -138,7 +138,7 @@ fn check_traffic(session: &Session, path: &Path, variant: &Variant) -> Result<()
         total.misses,
         total.bytes_read
     );
-    let caching = session.caching();
+    let caching = &session.description().caching;
     let reported = caching.slots_by_layer.first().map(|reported| (reported.least, reported.most));
     let found = slots.iter().min().copied().zip(slots.iter().max().copied());
     ensure!(

@@ -59,8 +59,8 @@ pub fn find(
     measurer.exact[Part::Search as usize] = nlls;
     let (nlls, exact_bytes) = measurer.decode(Mix::EXACT, Part::HeldOut)?;
     measurer.exact[Part::HeldOut as usize] = nlls;
-    let session = &measurer.runner(false)?.session;
-    let (cache_share, high) = (session.plan().cache_share(), session.precision().high.types.clone());
+    let description = measurer.runner(false)?.session.description();
+    let (cache_share, high) = (description.plan.cache_share(), description.precision.high.types.clone());
     let mixes = search_mixes(lows, max_loss, exact_search, |mix, part| measurer.measure(mix, part))?;
     Ok(Some(Mixes {
         text: file_name(file),
@@ -95,7 +95,7 @@ impl Measurer<'_> {
             // One model at a time.
             self.runner = None;
             let runner = self.run.open_for_misses(self.low.filter(|_| with_low))?;
-            if let (true, Some(low)) = (with_low, &runner.session.precision().low) {
+            if let (true, Some(low)) = (with_low, &runner.session.description().precision.low) {
                 self.low_types = Some(low.versions.types.clone());
             }
             self.runner = Some((with_low, runner));

@@ -10,6 +10,7 @@ pub mod text;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
+use hobbit::engine::Description;
 use hobbit::options::{LowSource, PrecisionMode, RoutingOptions};
 use hobbit::{CachingOptions, Model, ModelOptions, PrecisionOptions};
 use hobbit_common::output::tell;
@@ -133,7 +134,7 @@ impl Run {
     /// Opens the model with the requested cache size, to count misses.
     fn open_for_misses(&self, low: Option<&LowVersions>) -> anyhow::Result<Runner> {
         let runner = self.open(low, self.expert_cache)?;
-        let (plan, precision) = (runner.session.plan(), runner.session.precision());
+        let Description { plan, precision, .. } = runner.session.description();
         ensure!(
             !plan.is_fully_resident() && plan.n_experts > 0 && (low.is_none() || precision.is_dynamic()),
             "--expert-cache {}: every expert fits, nothing is missed and nothing can be saved; give a smaller one",

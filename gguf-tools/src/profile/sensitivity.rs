@@ -32,7 +32,7 @@ pub fn width(
         }
         opened => opened?,
     };
-    let precision = runner.session.precision();
+    let precision = &runner.session.description().precision;
     anyhow::ensure!(
         precision.is_dynamic() && precision.low.is_some(),
         "the engine uses no low-precision experts here ({precision:?}); report this with the model's shape"

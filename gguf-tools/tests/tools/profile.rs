@@ -132,7 +132,7 @@ fn a_pack_is_measured_with_its_own_low_versions_and_with_several_caches() {
         };
         let model = Model::open(&pack, &options).unwrap();
         let opened = model.session(&SessionOptions { n_ctx: 64, threads: Some(1), ..SessionOptions::default() });
-        opened.map(|session| session.precision().clone())
+        opened.map(|session| session.description().precision.clone())
     };
     let low = session(30.0, bound(1.0)).unwrap();
     assert!(low.is_dynamic(), "{low:?}");

@@ -26,6 +26,7 @@ mod source;
 mod text;
 
 pub use error::{ChatError, DeviceError, EvalError, LowError, MediaError, OpenError, SamplerError, TokenizeError};
+pub use ggml::context::Context;
 pub use ggml::cpu_speed::cpu_bytes_per_second;
 pub use ggml::log::{LogLevel, set_log};
 pub use ggml::memory_use::trim_heap;
@@ -33,6 +34,7 @@ pub use ggml::quantise::Ggml;
 pub use gpu::devices::{DeviceInfo, DeviceKind, devices};
 #[cfg(feature = "rpc")]
 pub use gpu::rpc::{RpcError, RpcEvent, RpcServer};
+pub use memory::tiers::Description;
 pub use model::set_up::{MemorySignal, take_memory_signal, watch_memory_signals};
 pub use model::stock::{Stock, StockOptions};
 pub use model::{Borrower, ExpertPlace, LayerPlaces, Model, ModelInfo, SpecialTokens};

@@ -219,7 +219,7 @@ impl Worker {
         let mut n = job.chunks.whole(placement.n_shared);
         // Moving a cell moves it for all slots that share it. A state that needs checkpoints cannot be moved.
         let is_movable = !self.slots[at].is_shared && sequences.checkpoints(sequence).is_empty();
-        if reuse > 0 && sequences.can_move_tokens() && is_movable {
+        if reuse > 0 && sequences.no_shift().is_none() && is_movable {
             for run in slots::reusable(sequences.tokens(sequence), &job.prompt, n, reuse) {
                 let (from, end) = (run.from as i32, (run.from + run.n) as i32);
                 match sequences.move_tokens(sequence, from..end, run.to as i32 - from) {

@@ -20,7 +20,7 @@ impl Worker {
     /// Makes room for one more token, by a context shift if allowed. False if the text ends here.
     pub(super) fn make_room(&mut self, at: usize) -> bool {
         let (n_ctx, shifts) =
-            (self.options.n_ctx, self.options.context_shift && self.session.sequences().can_move_tokens());
+            (self.options.n_ctx, self.options.context_shift && self.session.sequences().no_shift().is_none());
         let adds_bos = self.model.adds_bos();
         let slot = &mut self.slots[at];
         let n_held = slot.tokens(&self.session).len();
@@ -55,7 +55,7 @@ impl Worker {
     /// Makes room in the shared context for a batch with entries of these sequences: the slot that
     /// [`slots::gives_way`] names, except `but`, ends its request and drops its tokens. `None` if no slot gives way.
     pub(super) fn give_way(&mut self, but: Option<usize>, entries: &[i32]) -> Result<Option<usize>, EvalError> {
-        let n_ctx = self.session.n_ctx() as usize;
+        let n_ctx = self.session.context().n_ctx() as usize;
         let holding = |slot: &Slot| {
             let added = entries.iter().filter(|entry| **entry == slot.sequence()).count();
             let holder = slot.run.as_ref().map_or(Holder::Idle { since: slot.last_used }, |run| match &run.job.work {

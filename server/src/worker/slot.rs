@@ -110,10 +110,11 @@ impl Slot {
 
     /// The embeddings of the sequence: one row if they are pooled, else one per token.
     pub fn rows(&self, session: &Session, first: usize, n_tokens: usize) -> Option<Vec<Vec<f32>>> {
-        if session.pooling().is_some() {
-            return Some(vec![session.embedding_of_sequence(self.sequence())?.to_vec()]);
+        let context = session.context();
+        if context.pooling().is_some() {
+            return Some(vec![context.embedding_of_sequence(self.sequence())?.to_vec()]);
         }
-        (first..first + n_tokens).map(|index| session.embedding_of(index).map(<[f32]>::to_vec)).collect()
+        (first..first + n_tokens).map(|index| context.embedding_of(index).map(<[f32]>::to_vec)).collect()
     }
 
     /// Whether the last evaluation's results for the slot, `n` entries from `first` on, are finite.

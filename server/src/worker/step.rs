@@ -185,7 +185,7 @@ impl Worker {
     /// Chooses the next token after a slot's text and sends it.
     pub(super) fn choose(&mut self, at: usize) {
         let sequences = self.session.sequences();
-        let (n_ctx, shifts) = (self.options.n_ctx, self.options.context_shift && sequences.can_move_tokens());
+        let (n_ctx, shifts) = (self.options.n_ctx, self.options.context_shift && sequences.no_shift().is_none());
         let slot = &mut self.slots[at];
         let n_held = slot.tokens(&self.session).len();
         let run = slot.run.as_mut().expect("it generates");

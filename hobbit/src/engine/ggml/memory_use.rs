@@ -6,7 +6,7 @@ use ggml_sys::{llama, shim};
 
 use crate::engine::error::OpenError;
 use crate::engine::ggml;
-use crate::engine::ggml::raw::RawContext;
+use crate::engine::ggml::context::Context;
 
 /// Host memory that llama.cpp holds for a model and a context, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,13 +23,13 @@ pub(crate) struct MemoryUse {
 }
 
 impl MemoryUse {
-    pub(crate) fn of(context: &RawContext) -> Result<Self, OpenError> {
+    pub(crate) fn of(context: &Context) -> Result<Self, OpenError> {
         Self::shared_by(context, 1)
     }
 
     /// As [`MemoryUse::of`], for a context that was made without allocating: there llama.cpp counts a compute buffer
     /// once for each backend that shares it.
-    pub(crate) fn of_estimate(context: &RawContext) -> Result<Self, OpenError> {
+    pub(crate) fn of_estimate(context: &Context) -> Result<Self, OpenError> {
         // SAFETY: registered devices; their buffer types, and the CPU's, live as long as the process.
         let shares = |dev: &llama::ggml_backend_dev_t| unsafe {
             llama::ggml_backend_dev_type(*dev) == llama::GGML_BACKEND_DEVICE_TYPE_ACCEL
@@ -38,7 +38,7 @@ impl MemoryUse {
         Self::shared_by(context, 1 + ggml::devices().filter(shares).count() as u64)
     }
 
-    fn shared_by(context: &RawContext, n_backends: u64) -> Result<Self, OpenError> {
+    fn shared_by(context: &Context, n_backends: u64) -> Result<Self, OpenError> {
         unsafe extern "C" fn add(
             found: *mut c_void,
             buft: llama::ggml_backend_buffer_type_t,

@@ -2,6 +2,7 @@
 //!
 //! Devices are plain handles: the registry keeps them for the life of the process.
 
+pub(crate) mod context;
 pub(crate) mod cpu_speed;
 pub(crate) mod graph;
 pub(crate) mod limits;

@@ -27,13 +27,20 @@ use hobbit_core::trace::Walk;
 
 /// The setup of the first session, reported by later ones.
 #[derive(Clone)]
-pub(crate) struct Description {
-    pub(crate) plan: MemoryPlan,
-    pub(crate) io_choice: String,
-    pub(crate) precision: PrecisionReport,
-    pub(crate) caching: CachingReport,
-    pub(crate) devices: Vec<DeviceReport>,
-    pub(crate) warm_start: Option<WarmStart>,
+pub struct Description {
+    /// How the memory budget is divided.
+    pub plan: MemoryPlan,
+    /// The I/O engine that reads the experts, and the reason.
+    pub io_choice: String,
+    /// The precision of experts, and the files they come from.
+    pub precision: PrecisionReport,
+    /// The eviction policy, and the division of slots among layers.
+    pub caching: CachingReport,
+    /// The devices that hold layers, in their order; empty if everything is on the CPU.
+    pub devices: Vec<DeviceReport>,
+    /// State that the model's first session loaded from an earlier run; `None` if there was none, or none was
+    /// requested.
+    pub warm_start: Option<WarmStart>,
     /// Bytes for checkpoints of all sequences.
     pub(crate) checkpoint_bytes: u64,
 }

@@ -417,6 +417,11 @@ impl Model {
         Some(memories.as_ref()?.host.lookahead.as_ref()?.report().counters)
     }
 
+    /// Names of expert tensors whose products have not reached hobbit yet; empty after a session's first evaluation.
+    pub fn unseen_experts(&self) -> Vec<String> {
+        self.shared.experts.memories().as_ref().map_or_else(Vec::new, |memories| memories.unseen_tensors())
+    }
+
     /// Place of every expert; `None` where llama.cpp runs the model by itself, and before the first session. Waits for
     /// the layer being computed.
     pub fn expert_places(&self) -> Option<Vec<LayerPlaces>> {

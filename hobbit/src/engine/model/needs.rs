@@ -5,9 +5,10 @@ use ggml_sys::llama;
 
 use crate::engine::cpu::backend;
 use crate::engine::error::OpenError;
+use crate::engine::ggml::context::Context;
 use crate::engine::ggml::memory_use::{MemoryUse, trim_heap};
 use crate::engine::ggml::params::{NEVER_INTERRUPTED, context_params, kv_overrides};
-use crate::engine::ggml::raw::{RawContext, RawModel};
+use crate::engine::ggml::raw::RawModel;
 use crate::engine::memory::gates;
 use crate::engine::model::placement::Placement;
 use crate::engine::source::adapters::{CheckedAdapters, graph_bytes};
@@ -382,8 +383,7 @@ fn estimate(gguf: &Gguf, options: &ModelOptions, session: &SessionOptions) -> Op
     drop(stream);
     let params = context_params(session, &raw const NEVER_INTERRUPTED);
     // SAFETY: the model outlives the context.
-    let context =
-        unsafe { if options.mtp { RawContext::with_mtp(&model, params) } else { RawContext::new(&model, params) } };
+    let context = unsafe { if options.mtp { Context::with_mtp(&model, params) } else { Context::new(&model, params) } };
     let context = context.ok()?;
     let found = MemoryUse::of_estimate(&context).ok()?;
     trim_heap();

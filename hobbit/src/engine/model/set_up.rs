@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::error::OpenError;
+use crate::engine::ggml::context::Context;
 use crate::engine::ggml::memory_use::MemoryUse;
-use crate::engine::ggml::raw::RawContext;
 use crate::engine::memory::device_tier::{self, Tier};
 use crate::engine::memory::host_reads::{Host, HostReads, Interleavings, layout_of};
 use crate::engine::memory::recorder::Recorder;
@@ -40,7 +40,7 @@ use hobbit_core::store::{Arena, StoreKind};
 use hobbit_core::trace::Walk;
 
 /// Plans memory for the model's first session and allocates it; later sessions share it.
-pub(crate) fn set_up(model: &Model, options: &SessionOptions, context: &RawContext) -> Result<Description, OpenError> {
+pub(crate) fn set_up(model: &Model, options: &SessionOptions, context: &Context) -> Result<Description, OpenError> {
     let shared = &model.shared;
     let mut memories = shared.experts.memories();
     if let Some(memories) = memories.as_ref() {
@@ -88,7 +88,7 @@ pub(crate) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
 fn setup_input<'a>(
     model: &'a Model,
     options: &SessionOptions,
-    context: &RawContext,
+    context: &Context,
     limits: &MemoryLimits,
     devices: DeviceExperts,
 ) -> Result<SetupInput<'a>, OpenError> {
@@ -276,7 +276,7 @@ pub(super) fn reroute(host: &mut Host, routing: &RoutingOptions) {
 fn passthrough(
     model: &Model,
     options: &SessionOptions,
-    context: &RawContext,
+    context: &Context,
     (repack, gives_back): (bool, bool),
 ) -> Result<Description, OpenError> {
     let shared = &model.shared;

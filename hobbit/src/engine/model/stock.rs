@@ -14,8 +14,9 @@ use ggml_sys::llama;
 use ggml_sys::llama::ggml_tensor;
 
 use crate::engine::error::{EvalError, OpenError, TokenizeError};
+use crate::engine::ggml::context::Context;
 use crate::engine::ggml::params::{NEVER_INTERRUPTED, Overrides, context_params};
-use crate::engine::ggml::raw::{RawContext, RawModel, with_batch};
+use crate::engine::ggml::raw::{RawModel, with_batch};
 use crate::engine::ggml::{self, log};
 use crate::engine::gpu::devices;
 use crate::engine::seam::hook::{Asked, EvalHook, Watcher};
@@ -49,7 +50,7 @@ pub struct StockOptions {
 /// hobbit's device as well, so a comparison runs each in its own process.
 pub struct Stock {
     // Dropped before the model, which it reads, and the callback.
-    context: RawContext,
+    context: Context,
     model: RawModel,
     n_batch: usize,
     followed: Option<EvalHook<Followed>>,
@@ -117,7 +118,7 @@ impl Stock {
             followed.install(&mut params);
         }
         // SAFETY: the model and the callback's state outlive the context.
-        let context = unsafe { RawContext::new(&model, params) }.map_err(with_reason)?;
+        let context = unsafe { Context::new(&model, params) }.map_err(with_reason)?;
         adapters.iter().try_for_each(|adapters| adapters.begin(&context))?;
         Ok(Self { model, context, n_batch: session.n_batch.max(1) as usize, followed })
     }

@@ -10,9 +10,9 @@ use ggml_sys::llama;
 
 use super::sequences::{Sequence, Sequences};
 use crate::engine::error::EvalError;
-use crate::engine::ggml::raw::Part;
+use crate::engine::ggml::context::Part;
 use crate::engine::model::Model;
-use hobbit_core::checkpoints::{self, Checkpoint, Checkpoints, Cut, MESSAGE_TOKENS_MIN};
+use hobbit_core::checkpoints::{self, Checkpoint, Checkpoints, Cut};
 use hobbit_core::options::{SessionOptions, Token};
 
 impl Model {
@@ -63,11 +63,6 @@ impl Sequences {
         }
     }
 
-    /// Keeps the state at the end of a sequence of `n_tokens` tokens, where the next text may not go on.
-    pub(super) fn end_turn(&mut self, sequence: i32, n_tokens: usize) -> Result<(), EvalError> {
-        self.take_checkpoint(sequence, n_tokens, MESSAGE_TOKENS_MIN, false)
-    }
-
     /// The number of tokens that [`Sequences::keep`] keeps of the first `n`.
     pub fn reach(&self, sequence: i32, n: usize) -> usize {
         if self.remembers(sequence, n) {
@@ -89,7 +84,7 @@ impl Sequences {
         if self.checkpoints.len() <= at {
             return;
         }
-        let n_tokens = self.n_tokens(sequence);
+        let n_tokens = self.context.n_tokens(sequence);
         for checkpoint in all.into_iter().filter(|own| (1..=n_tokens).contains(&own.n_tokens)) {
             if self.make_room_for(at, checkpoint.n_tokens, checkpoint.state.len()) {
                 self.checkpoints[at].insert(checkpoint);
@@ -107,7 +102,7 @@ impl Sequences {
         if let Some(Checkpoint { n_tokens, state, .. }) = found
             && self.context.set_state(sequence, Part::NotRewindable, &state).is_ok()
             && self.context.forget(sequence, n_tokens as i32, -1).unwrap_or(false)
-            && self.n_tokens(sequence) == n_tokens
+            && self.context.n_tokens(sequence) == n_tokens
         {
             self.checkpoints[sequence as usize].truncate(n_tokens);
             self.shortened(sequence, n_tokens);
@@ -120,7 +115,7 @@ impl Sequences {
     /// Takes a checkpoint at the end of a sequence of `n_tokens` tokens, unless it has one within the last `every`.
     /// None directly behind an image with positions of several dimensions: its last cell is at its first position, so
     /// llama.cpp cannot say where such a state ends.
-    fn take_checkpoint(
+    pub(super) fn take_checkpoint(
         &mut self,
         sequence: i32,
         n_tokens: usize,
@@ -128,7 +123,7 @@ impl Sequences {
         is_boundary: bool,
     ) -> Result<(), EvalError> {
         let at = sequence as usize;
-        if self.n_tokens(sequence) != n_tokens {
+        if self.context.n_tokens(sequence) != n_tokens {
             return Ok(());
         }
         if !self.checkpoints.get(at).is_some_and(|own| own.is_due(n_tokens, every)) {
@@ -168,9 +163,5 @@ impl Sequences {
         if let Some(own) = self.checkpoints.get_mut(sequence as usize) {
             own.truncate(0);
         }
-    }
-
-    pub(crate) fn n_tokens(&self, sequence: i32) -> usize {
-        usize::try_from(i64::from(self.context.last_position(sequence)) + 1).unwrap_or(0)
     }
 }

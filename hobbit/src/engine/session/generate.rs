@@ -8,7 +8,6 @@ use super::Sequences;
 use super::sequences::Sequence;
 use super::{BatchToken, Session, StopReason};
 use crate::engine::error::EvalError;
-use crate::engine::session::media::{Chunk, Projector};
 use crate::engine::session::speculate::DraftRequest;
 use crate::engine::text::sampling::{Sampler, are_finite};
 use hobbit_core::checkpoints::{Checkpoint, Cut};
@@ -83,36 +82,16 @@ impl Session {
         self.feed_by(tokens, None, usize::MAX, &mut |_| {})
     }
 
-    /// As [`Session::feed`], with a part of a prompt and its cuts.
-    pub(crate) fn feed_cut(&mut self, tokens: &[Token], cuts: &[Cut]) -> Result<(), EvalError> {
-        self.feed_by(tokens, Some(cuts), usize::MAX, &mut |_| {})
-    }
-
     /// As [`Session::feed`], with the same bits: `progress` receives the number of evaluated tokens after each ubatch.
     ///
     /// # Errors
     /// As [`Session::feed`].
     pub fn feed_with(&mut self, tokens: &[Token], mut progress: impl FnMut(usize)) -> Result<(), EvalError> {
-        self.feed_by(tokens, None, self.n_ubatch(), &mut progress)
-    }
-
-    /// Evaluates a chunk of an image or sound after the context's content.
-    ///
-    /// # Errors
-    /// A full context; as [`Session::evaluate_media`].
-    pub fn feed_media(&mut self, projector: &Projector, chunk: &Chunk) -> Result<(), EvalError> {
-        self.feed(&[])?;
-        if self.n_past() + chunk.n_tokens() > self.sequences.n_ctx_seq() as usize {
-            return Err(self.sequences.context_full());
-        }
-        self.evaluate_media(projector, chunk, 0)?;
-        let own = &mut self.sequences.all[0];
-        (own.n_ahead, own.n_prompt) = (0, own.tokens.len());
-        Ok(())
+        self.feed_by(tokens, None, self.context().n_ubatch(), &mut progress)
     }
 
     /// As [`Session::feed`], with `at_once` tokens per batch. Without `cuts`, the tokens are a whole prompt.
-    fn feed_by(
+    pub(super) fn feed_by(
         &mut self,
         tokens: &[Token],
         cuts: Option<&[Cut]>,
@@ -151,7 +130,7 @@ impl Session {
         while done < tokens.len() {
             let next = cuts.iter().copied().find(|cut| cut.at > done && cut.at <= tokens.len());
             let end = next.map_or(tokens.len(), |cut| cut.at);
-            for mut rest in tokens[done..end].chunks(self.n_batch()) {
+            for mut rest in tokens[done..end].chunks(self.context().n_batch()) {
                 self.make_room(rest.len())?;
                 while !rest.is_empty() {
                     // llama.cpp splits batches the same way; but a single token at the end would count as generated.
@@ -178,9 +157,9 @@ impl Session {
 
     /// Makes room for `n` more tokens, by a context shift if it is enabled and possible.
     pub(super) fn make_room(&mut self, n: usize) -> Result<(), EvalError> {
-        let (n_ctx, own) = (self.sequences.n_ctx_seq() as usize, &mut self.sequences);
+        let (n_ctx, own) = (self.context().n_ctx_seq() as usize, &mut self.sequences);
         while own.tokens(0).len() + n > n_ctx {
-            if !own.options.context_shift || !own.can_move_tokens() || n > n_ctx {
+            if !own.options.context_shift || own.no_shift().is_some() || n > n_ctx {
                 return Err(own.context_full());
             }
             let n_past = own.tokens(0).len();
@@ -223,15 +202,15 @@ impl Generation<'_> {
         if self.left == Some(0) {
             return Ok(Err(StopReason::Length));
         }
-        let session = &mut *self.session;
         // The token stays pending for another try unless the whole context was lost.
-        if let Err(error) = session.go_on(self.left) {
+        if let Err(error) = self.go_on() {
             return match error {
                 EvalError::ContextFull { .. } => Ok(Err(StopReason::ContextFull)),
                 EvalError::Interrupted => Ok(Err(StopReason::Interrupted)),
                 error => Err(error),
             };
         }
+        let session = &mut *self.session;
         let token = session.sample(0, self.sampler)?;
         if session.model.is_eog(token) {
             return Ok(Err(StopReason::Eog(token)));
@@ -239,6 +218,26 @@ impl Generation<'_> {
         session.sequences.set_pending(0, token);
         self.left = self.left.map(|left| left - 1);
         Ok(Ok(token))
+    }
+
+    /// Makes logits follow the pending token, if there is one: evaluates it with drafts, unless it is one itself.
+    fn go_on(&mut self) -> Result<(), EvalError> {
+        let session = &mut *self.session;
+        if session.sequences.pending(0).is_none() {
+            return Ok(());
+        }
+        if session.decoder.interrupt.is_set() {
+            return Err(EvalError::Interrupted);
+        }
+        if !session.sequences.take(0) {
+            session.settle(0)?;
+            session.make_room(1)?;
+            let n_max = self.left.map_or(usize::MAX, |left| left - 1);
+            session.draft(&[DraftRequest { sequence: 0, n_max, n_min: 0 }])?;
+            session.advance(&[0])?;
+            session.sequences.take(0);
+        }
+        Ok(())
     }
 }
 
@@ -248,55 +247,6 @@ impl Drop for Generation<'_> {
         if self.session.settle(0).is_err() {
             self.session.reset();
         }
-    }
-}
-
-impl Session {
-    /// Makes logits follow the pending token of sequence 0, if it has one: evaluates it with drafts, unless it is one
-    /// itself. At most `left` more tokens are wanted.
-    fn go_on(&mut self, left: Option<usize>) -> Result<(), EvalError> {
-        if self.sequences.pending(0).is_none() {
-            return Ok(());
-        }
-        if self.interrupt.is_set() {
-            return Err(EvalError::Interrupted);
-        }
-        if !self.sequences.take(0) {
-            self.settle(0)?;
-            self.make_room(1)?;
-            let n_max = left.map_or(usize::MAX, |left| left - 1);
-            self.draft(&[DraftRequest { sequence: 0, n_max, n_min: 0 }])?;
-            self.advance(&[0])?;
-            self.sequences.take(0);
-        }
-        Ok(())
-    }
-
-    /// A step of generation: evaluates the pending tokens of `sequences` together, each with its drafts
-    /// ([`Session::draft`]), which are left out where the context has no room for them. For each sequence follow, as
-    /// long as [`Sequences::take`] returns true, [`Session::sample`] and [`Sequences::set_pending`]; then
-    /// [`Session::settle`].
-    ///
-    /// # Errors
-    /// As [`Session::evaluate`]. The tokens are pending still, and have no drafts.
-    pub fn advance(&mut self, sequences: &[i32]) -> Result<(), EvalError> {
-        let (mut batch, mut n_drafts) = (Vec::new(), 0);
-        for &sequence in sequences {
-            let Some(own) = self.sequences.get_mut(sequence) else { continue };
-            let drafts = std::mem::take(&mut own.drafts);
-            n_drafts += drafts.len();
-            let entry = |(position, token)| BatchToken { token, position, sequence, logits: true };
-            batch.extend((own.tokens.len() as i32..).zip(own.pending.into_iter().chain(drafts)).map(entry));
-        }
-        let evaluated = self.evaluate(&batch);
-        if evaluated.is_err() {
-            let dropped = self.drop_drafts();
-            if n_drafts > 0 && matches!(evaluated, Err(EvalError::ContextFull { .. })) {
-                dropped?;
-                return self.advance(sequences);
-            }
-        }
-        evaluated
     }
 }
 
@@ -323,6 +273,33 @@ impl Iterator for Generation<'_> {
 }
 
 impl Session {
+    /// A step of generation: evaluates the pending tokens of `sequences` together, each with its drafts
+    /// ([`Session::draft`]), which are left out where the context has no room for them. For each sequence follow, as
+    /// long as [`Sequences::take`] returns true, [`Session::sample`] and [`Sequences::set_pending`]; then
+    /// [`Session::settle`].
+    ///
+    /// # Errors
+    /// As [`Session::evaluate`]. The tokens are pending still, and have no drafts.
+    pub fn advance(&mut self, sequences: &[i32]) -> Result<(), EvalError> {
+        let (mut batch, mut n_drafts) = (Vec::new(), 0);
+        for &sequence in sequences {
+            let Some(own) = self.sequences.get_mut(sequence) else { continue };
+            let drafts = std::mem::take(&mut own.drafts);
+            n_drafts += drafts.len();
+            let entry = |(position, token)| BatchToken { token, position, sequence, logits: true };
+            batch.extend((own.tokens.len() as i32..).zip(own.pending.into_iter().chain(drafts)).map(entry));
+        }
+        let evaluated = self.evaluate(&batch);
+        if evaluated.is_err() {
+            let dropped = self.drop_drafts();
+            if n_drafts > 0 && matches!(evaluated, Err(EvalError::ContextFull { .. })) {
+                dropped?;
+                return self.advance(sequences);
+            }
+        }
+        evaluated
+    }
+
     /// Samples a token from the logits after a sequence's text, and records it in the sampler as generated.
     ///
     /// # Errors

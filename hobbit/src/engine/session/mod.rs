@@ -17,27 +17,24 @@ use ggml_sys::llama;
 
 use crate::engine::cpu::backend;
 use crate::engine::error::OpenError;
+use crate::engine::ggml::context::Context;
 use crate::engine::ggml::log;
 use crate::engine::ggml::params::context_params;
 pub use crate::engine::ggml::raw::BatchToken;
-use crate::engine::ggml::raw::RawContext;
-use crate::engine::memory::contention;
 use crate::engine::memory::tiers::Description;
 use crate::engine::model::Model;
 use crate::engine::model::set_up;
 use crate::engine::seam::calling::{self, Purpose};
-use crate::engine::seam::hook::{EvalHook, Observed, RouterObserver};
+use crate::engine::seam::hook::{Observed, RouterObserver};
 use crate::engine::session::speculate::Speculator;
 use crate::engine::text::sampling::Sampler;
 use hobbit_core::options::{Pooling, SessionOptions, Token};
-use hobbit_core::plan::{CONTEXT_TOKENS_MIN, MemoryPlan, PlanError, RunMode};
+use hobbit_core::plan::{CONTEXT_TOKENS_MIN, PlanError, RunMode};
 use hobbit_core::residency::{Latency, Lookahead, VirtualExperts};
 use hobbit_core::route::Phase;
-use hobbit_core::stats::{
-    CachingReport, DeviceCounters, DeviceReport, KernelReport, PrecisionReport, Stats, Timings, WarmStart,
-    peak_rss_bytes,
-};
+use hobbit_core::stats::{DeviceCounters, KernelReport, Stats, Timings, peak_rss_bytes};
 
+use decode::Decoder;
 pub use generate::Generation;
 use phases::Phases;
 pub use restore::TakenOut;
@@ -82,25 +79,16 @@ impl Interrupt {
 pub struct Session {
     // Dropped before the context, which it may read.
     pub(crate) speculator: Option<Box<Speculator>>,
-    // Dropped before the hook, which its context calls, and the model, which that reads.
+    // Dropped before the decoder, whose hook and interrupt its context calls.
     pub(crate) sequences: Sequences,
-    hook: Option<EvalHook<Observed>>,
-    /// Before the model: it notes that the context is gone.
-    phases: Phases,
+    // Dropped before the model, which it reads.
+    decoder: Decoder,
     model: Model,
     description: Description,
-    interrupt: Interrupt,
-    /// Whether a backend of ours is notified before each graph.
-    announces: bool,
-    purpose: Purpose,
-    /// Largest number of threads for a batch.
-    n_threads: i32,
-    stats: Stats,
     /// Counters of the devices at the session's start.
     devices_before: Vec<DeviceCounters>,
     sample_ms: f64,
     sample_count: u64,
-    checked: bool,
 }
 
 impl Model {
@@ -133,7 +121,7 @@ fn prepare(
     options: &SessionOptions,
     params: llama::llama_context_params,
     purpose: &Purpose,
-) -> Result<(RawContext, Description), OpenError> {
+) -> Result<(Context, Description), OpenError> {
     let params = llama::llama_context_params { n_ctx: options.n_ctx, ..params };
     let shared = &model.shared;
     if shared.experts.memories().is_none() {
@@ -143,11 +131,7 @@ fn prepare(
     // SAFETY: the model is live; params point at the interrupt flag and the hook, which the session keeps.
     let init = || {
         purpose.during(|| unsafe {
-            if shared.options.mtp {
-                RawContext::with_mtp(&shared.raw, params)
-            } else {
-                RawContext::new(&shared.raw, params)
-            }
+            if shared.options.mtp { Context::with_mtp(&shared.raw, params) } else { Context::new(&shared.raw, params) }
         })
     };
     let mut context = init();
@@ -199,63 +183,40 @@ impl Session {
         let options = SessionOptions { n_ctx, ..options.clone() };
         let mut session = Session {
             speculator: None,
-            phases: Phases::new(model, &options),
+            decoder: Decoder {
+                hook,
+                phases: Phases::new(model, &options),
+                interrupt,
+                announces: calling::n_backends_made() > n_backends,
+                purpose,
+                n_threads: params.n_threads.max(params.n_threads_batch),
+                stats: Stats::default(),
+                checked: false,
+            },
             sequences: Sequences::new(model, options, context, description.checkpoint_bytes),
-            hook,
             model: model.clone(),
             description,
-            interrupt,
-            announces: calling::n_backends_made() > n_backends,
-            purpose,
-            n_threads: params.n_threads.max(params.n_threads_batch),
-            stats: Stats::default(),
             devices_before,
             sample_ms: 0.0,
             sample_count: 0,
-            checked: false,
         };
         let has_head = || ["cls.weight", "cls.output.weight"].iter().any(|name| model.gguf().tensor(name).is_some());
-        if session.options().embeddings && session.pooling() == Some(Pooling::Rank) && !has_head() {
+        let options = &session.sequences.options;
+        if options.embeddings && session.context().pooling() == Some(Pooling::Rank) && !has_head() {
             // llama.cpp would return the first number of a hidden state.
             let reason = "the model has no head that ranks (tensor cls.weight or cls.output.weight): take another \
                           pooling, or a reranking model";
             return Err(OpenError::Unsupported(reason.into()));
         }
-        if session.options().warmup && !model.info().is_moe() {
-            session.warm_up()?;
+        if options.warmup && !model.info().is_moe() {
+            session.decoder.warm_up(&mut session.sequences)?;
         }
         Ok(session)
     }
 
-    /// How the memory budget is divided.
-    pub fn plan(&self) -> &MemoryPlan {
-        &self.description.plan
-    }
-
-    /// The I/O engine that reads the experts, and the reason.
-    pub fn io_choice(&self) -> &str {
-        &self.description.io_choice
-    }
-
-    /// The eviction policy, and the division of slots among layers.
-    pub fn caching(&self) -> &CachingReport {
-        &self.description.caching
-    }
-
-    /// The precision of experts, and the files they come from.
-    pub fn precision(&self) -> &PrecisionReport {
-        &self.description.precision
-    }
-
-    /// The devices that hold layers, in their order; empty if everything is on the CPU.
-    pub fn devices(&self) -> &[DeviceReport] {
-        &self.description.devices
-    }
-
-    /// State that the model's first session loaded from an earlier run; `None` if there was none, or none was
-    /// requested.
-    pub fn warm_start(&self) -> Option<WarmStart> {
-        self.description.warm_start
+    /// The division of memory, and how experts are kept and read.
+    pub fn description(&self) -> &Description {
+        &self.description
     }
 
     /// The model.
@@ -263,10 +224,9 @@ impl Session {
         &self.model
     }
 
-    /// Context length in tokens.
-    pub fn n_ctx(&self) -> u32 {
-        // SAFETY: the context is live.
-        unsafe { llama::llama_n_ctx(self.sequences.context.as_ptr()) }
+    /// Sizes of the context, and embeddings of the last batch.
+    pub fn context(&self) -> &Context {
+        &self.sequences.context
     }
 
     /// Tokens in the context, including a pending sampled token.
@@ -287,7 +247,7 @@ impl Session {
 
     /// A handle that stops a running evaluation.
     pub fn interrupt_handle(&self) -> Interrupt {
-        self.interrupt.clone()
+        self.decoder.interrupt.clone()
     }
 
     /// Announces a pause, such as user input: free slots are filled meanwhile
@@ -324,11 +284,6 @@ impl Session {
         self.sequences.context.logits(i32::try_from(index).ok()?, self.model.n_vocab())
     }
 
-    /// Names of expert tensors whose products have not reached hobbit yet; empty after the first evaluation.
-    pub fn unseen_experts(&self) -> Vec<String> {
-        self.model.shared.experts.memories().as_ref().map_or_else(Vec::new, |memories| memories.unseen_tensors())
-    }
-
     /// Counters so far.
     pub fn stats(&self) -> Stats {
         let memories = self.model.shared.experts.memories();
@@ -341,7 +296,7 @@ impl Session {
         let virtual_experts =
             memories.as_ref().and_then(|own| own.host.virtual_experts.as_ref().map(VirtualExperts::report));
         let latency = memories.as_ref().and_then(|own| own.host.latency.as_ref().map(Latency::report));
-        let kernels = KernelReport { choice: self.purpose.kernels, trials: backend::trials() };
+        let kernels = KernelReport { choice: self.decoder.purpose.kernels, trials: backend::trials() };
         Stats {
             layers,
             devices,
@@ -351,7 +306,7 @@ impl Session {
             speculation: self.speculator.as_ref().map(|own| own.report()),
             kernels,
             peak_rss_bytes: peak_rss_bytes(),
-            ..self.stats.clone()
+            ..self.decoder.stats.clone()
         }
     }
 
@@ -370,57 +325,6 @@ impl Session {
             total_ms: self.model.shared.opened.at.elapsed().as_secs_f64() * 1e3,
             graphs_reused: perf.n_reused.max(0) as u64,
         }
-    }
-
-    pub(crate) fn n_sequences(&self) -> u32 {
-        self.sequences.all.len() as u32
-    }
-
-    /// Entries of a batch whose logits may be requested at once.
-    pub(crate) fn n_outputs_max(&self) -> usize {
-        match self.options().n_outputs_max {
-            0 => usize::MAX,
-            n => n.max(self.n_sequences()) as usize,
-        }
-    }
-
-    /// Calls `compute`, which evaluates generated tokens on the context.
-    pub(crate) fn computing<R>(&self, compute: impl FnOnce() -> R) -> R {
-        let running = contention::running(self.n_threads, Phase::Decode);
-        let result = Purpose { phase: Phase::Decode, ..self.purpose }.during(compute);
-        drop(running);
-        result
-    }
-
-    /// Whether a backend of ours is notified before each graph.
-    pub(crate) fn announces(&self) -> bool {
-        self.announces
-    }
-
-    /// The options with which the session was opened; its context length is chosen.
-    pub(crate) fn options(&self) -> &SessionOptions {
-        &self.sequences.options
-    }
-
-    pub(crate) fn context_ptr(&self) -> *mut llama::llama_context {
-        self.sequences.context.as_ptr()
-    }
-
-    /// The context for multi-token prediction.
-    pub(crate) fn mtp_ptr(&self) -> Option<*mut llama::llama_context> {
-        self.sequences.context.mtp().map(RawContext::as_ptr)
-    }
-
-    /// Maximum tokens per call of [`Session::evaluate`].
-    pub fn n_batch(&self) -> usize {
-        // SAFETY: the context is live.
-        unsafe { llama::llama_n_batch(self.sequences.context.as_ptr()) as usize }
-    }
-
-    /// Tokens of a prompt that are computed at once (the ubatch size).
-    pub fn n_ubatch(&self) -> usize {
-        // SAFETY: the context is live.
-        unsafe { llama::llama_n_ubatch(self.sequences.context.as_ptr()).max(1) as usize }
     }
 }
 
@@ -441,12 +345,12 @@ mod tests {
         let model = demo();
         let options = SessionOptions { n_ctx: 64, n_batch: 8, threads: Some(1), ..SessionOptions::default() };
         let mut session = model.session(&options).unwrap();
-        let n_batch = session.n_batch();
+        let n_batch = session.context().n_batch();
         let mut tokens: Vec<Token> = vec![1; n_batch + 1];
         // Bypasses the check of `evaluate` to reach the assertion itself.
         // SAFETY: the batch borrows `tokens`, which outlive its evaluation.
         let batch = unsafe { llama::llama_batch_get_one(tokens.as_mut_ptr(), tokens.len() as i32) };
-        let error = session.decode(batch, &[(0, 0)]).unwrap_err();
+        let error = session.decoder.decode(&mut session.sequences, None, batch, &[(0, 0)]).unwrap_err();
         assert!(
             matches!(&error, EvalError::Decode(reason) if reason.contains("n_tokens_all <= cparams.n_batch")),
             "{error}"

@@ -3,7 +3,7 @@
 use super::sequences::Sequences;
 use super::{BatchToken, Session};
 use crate::engine::error::EvalError;
-use crate::engine::ggml::raw::Part;
+use crate::engine::ggml::context::Part;
 use hobbit_core::checkpoints::Checkpoint;
 use hobbit_core::options::Token;
 
@@ -71,23 +71,6 @@ impl Sequences {
         self.all[sequence as usize].tokens = tokens.to_vec();
         Ok(())
     }
-
-    /// Checks that a sequence has just the cells of `state`.
-    fn check_holds(&mut self, sequence: i32, part: Part, state: &[u8]) -> Result<(), EvalError> {
-        match self.context.state_bytes(sequence, part) {
-            Ok(bytes) if bytes == state.len() => Ok(()),
-            _ => Err(EvalError::State("has cells that it does not name".into())),
-        }
-    }
-
-    /// Empties a sequence, and checks that its state has `bytes` then.
-    fn check_empties(&mut self, sequence: i32, part: Part, bytes: usize) -> Result<(), EvalError> {
-        self.empty(sequence)?;
-        match self.context.state_bytes(sequence, part) {
-            Ok(left) if left != bytes => Err(EvalError::State("has cells at positions below 0".into())),
-            _ => Ok(()),
-        }
-    }
 }
 
 impl Session {
@@ -105,67 +88,83 @@ impl Session {
         state: &[u8],
         checkpoints: &[Checkpoint],
     ) -> Result<(), EvalError> {
-        let stats = self.stats.clone();
-        let restored = self.try_to_restore(sequence, tokens, state, checkpoints);
-        self.stats = stats;
+        let stats = self.decoder.stats.clone();
+        let restored = Trial { session: self, sequence, tokens }.run(state, checkpoints);
+        self.decoder.stats = stats;
         if restored.is_err() {
             self.sequences.shortened(sequence, 0);
         }
         restored
     }
+}
 
-    fn try_to_restore(
-        &mut self,
-        sequence: i32,
-        tokens: &[Token],
-        state: &[u8],
-        checkpoints: &[Checkpoint],
-    ) -> Result<(), EvalError> {
-        let own = &mut self.sequences;
+/// A state that is tried before its sequence goes on with it.
+struct Trial<'a> {
+    session: &'a mut Session,
+    sequence: i32,
+    tokens: &'a [Token],
+}
+
+impl Trial<'_> {
+    fn run(&mut self, state: &[u8], checkpoints: &[Checkpoint]) -> Result<(), EvalError> {
+        let Self { sequence, tokens, .. } = *self;
+        let own = &mut self.session.sequences;
         own.check_sequence(sequence)?;
         own.empty(sequence)?;
         let empty = [Part::Whole, Part::NotRewindable].map(|part| own.context.state_bytes(sequence, part));
         let [empty, empty_part] = empty.map(|bytes| bytes.unwrap_or(0));
         own.set_state(sequence, tokens, state)?;
         let (first, last) = (own.context.first_position(sequence), own.context.last_position(sequence));
-        if own.n_tokens(sequence) != tokens.len() || !tokens.is_empty() && first < 0 {
+        if own.context.n_tokens(sequence) != tokens.len() || !tokens.is_empty() && first < 0 {
             return Err(EvalError::State(format!("holds positions {first} to {last}, not {} tokens", tokens.len())));
         }
-        // llama.cpp takes any positions, forgets none below 0, and saves none at -1.
-        own.check_holds(sequence, Part::Whole, state)?;
-        self.try_next(sequence, tokens)?;
-        let own = &mut self.sequences;
-        own.check_empties(sequence, Part::Whole, empty)?;
         let takes_checkpoints = !own.checkpoints.is_empty();
+        // llama.cpp takes any positions, forgets none below 0, and saves none at -1.
+        self.check_holds(Part::Whole, state)?;
+        self.try_next()?;
+        self.check_empties(Part::Whole, empty)?;
         for checkpoint in checkpoints.iter().filter(|_| takes_checkpoints) {
-            if own.context.set_state(sequence, Part::NotRewindable, &checkpoint.state).is_err() {
+            if self.session.sequences.context.set_state(sequence, Part::NotRewindable, &checkpoint.state).is_err() {
                 return Err(EvalError::State("has a checkpoint that does not fit".into()));
             }
-            own.check_holds(sequence, Part::NotRewindable, &checkpoint.state)?;
-            own.check_empties(sequence, Part::NotRewindable, empty_part)?;
+            self.check_holds(Part::NotRewindable, &checkpoint.state)?;
+            self.check_empties(Part::NotRewindable, empty_part)?;
         }
-        own.set_state(sequence, tokens, state)?;
+        self.session.sequences.set_state(sequence, tokens, state)?;
         if takes_checkpoints && !checkpoints.is_empty() {
-            self.try_checkpoints(sequence, tokens, checkpoints)?;
-            self.sequences.set_state(sequence, tokens, state)?;
+            self.try_checkpoints(checkpoints)?;
+            self.session.sequences.set_state(sequence, tokens, state)?;
         }
         Ok(())
     }
 
+    /// Checks that the sequence has just the cells of `state`.
+    fn check_holds(&mut self, part: Part, state: &[u8]) -> Result<(), EvalError> {
+        match self.session.sequences.context.state_bytes(self.sequence, part) {
+            Ok(bytes) if bytes == state.len() => Ok(()),
+            _ => Err(EvalError::State("has cells that it does not name".into())),
+        }
+    }
+
+    /// Empties the sequence, and checks that its state has `bytes` then.
+    fn check_empties(&mut self, part: Part, bytes: usize) -> Result<(), EvalError> {
+        let own = &mut self.session.sequences;
+        own.empty(self.sequence)?;
+        match own.context.state_bytes(self.sequence, part) {
+            Ok(left) if left != bytes => Err(EvalError::State("has cells at positions below 0".into())),
+            _ => Ok(()),
+        }
+    }
+
     /// Goes back to each checkpoint, from the last one on, evaluates the next token, and checks the logits.
-    fn try_checkpoints(
-        &mut self,
-        sequence: i32,
-        tokens: &[Token],
-        checkpoints: &[Checkpoint],
-    ) -> Result<(), EvalError> {
+    fn try_checkpoints(&mut self, checkpoints: &[Checkpoint]) -> Result<(), EvalError> {
         for Checkpoint { n_tokens, state, .. } in checkpoints.iter().rev() {
-            let own = &mut self.sequences;
-            own.context.set_state(sequence, Part::NotRewindable, state)?;
-            if !own.context.forget(sequence, *n_tokens as i32, -1)? || own.n_tokens(sequence) != *n_tokens {
+            let (context, sequence) = (&mut self.session.sequences.context, self.sequence);
+            context.set_state(sequence, Part::NotRewindable, state)?;
+            if !context.forget(sequence, *n_tokens as i32, -1)? || context.n_tokens(sequence) != *n_tokens {
                 return Err(EvalError::State(format!("has a checkpoint that is not after {n_tokens} tokens")));
             }
-            match self.try_token(sequence, tokens, *n_tokens) {
+            match self.try_token(*n_tokens) {
                 // The sequence fills the context.
                 Err(EvalError::ContextFull { .. }) => {}
                 other => other?,
@@ -174,12 +173,13 @@ impl Session {
         Ok(())
     }
 
-    /// Evaluates a token after those of a sequence, or its last one again, and checks the logits.
-    fn try_next(&mut self, sequence: i32, tokens: &[Token]) -> Result<(), EvalError> {
-        match self.try_token(sequence, tokens, tokens.len()) {
+    /// Evaluates a token after those of the sequence, or its last one again, and checks the logits.
+    fn try_next(&mut self) -> Result<(), EvalError> {
+        let n = self.tokens.len();
+        match self.try_token(n) {
             // Evaluated again it needs no further cell.
-            Err(EvalError::ContextFull { .. }) if self.sequences.cut(sequence, tokens.len() - 1) => {
-                self.try_token(sequence, tokens, tokens.len() - 1)
+            Err(EvalError::ContextFull { .. }) if self.session.sequences.cut(self.sequence, n - 1) => {
+                self.try_token(n - 1)
             }
             // The sequence fills the context, and cannot go back by a token.
             Err(EvalError::ContextFull { .. }) => Ok(()),
@@ -187,15 +187,16 @@ impl Session {
         }
     }
 
-    /// Evaluates a sequence's token at a position, or its last one, and checks the logits.
-    fn try_token(&mut self, sequence: i32, tokens: &[Token], position: usize) -> Result<(), EvalError> {
-        let token = tokens.get(position).or(tokens.last()).copied();
-        let Some(token) = token.filter(|token| (0..self.model.n_vocab() as Token).contains(token)) else {
+    /// Evaluates the sequence's token at a position, or its last one, and checks the logits.
+    fn try_token(&mut self, position: usize) -> Result<(), EvalError> {
+        let token = self.tokens.get(position).or(self.tokens.last()).copied();
+        let n_vocab = self.session.model.n_vocab() as Token;
+        let Some(token) = token.filter(|token| (0..n_vocab).contains(token)) else {
             return Ok(());
         };
-        let entry = BatchToken { token, position: position as i32, sequence, logits: true };
-        match self.evaluate(&[entry]) {
-            Ok(()) if self.has_finite_logits(0) => Ok(()),
+        let entry = BatchToken { token, position: position as i32, sequence: self.sequence, logits: true };
+        match self.session.evaluate(&[entry]) {
+            Ok(()) if self.session.has_finite_logits(0) => Ok(()),
             Ok(()) => Err(EvalError::State("gives logits that are not finite".into())),
             Err(EvalError::Decode(reason)) => Err(EvalError::State(format!("cannot be continued ({reason})"))),
             Err(error) => Err(error),

@@ -6,10 +6,12 @@ use std::ops::Range;
 use ggml_sys::llama;
 
 use crate::engine::error::EvalError;
-use crate::engine::ggml::raw::{BatchToken, Part, RawContext};
+use crate::engine::ggml::context::{Context, Part};
+use crate::engine::ggml::raw::BatchToken;
 use crate::engine::model::Model;
-use hobbit_core::checkpoints::Checkpoints;
+use hobbit_core::checkpoints::{Checkpoints, MESSAGE_TOKENS_MIN};
 use hobbit_core::options::{KvValue, SessionOptions, Token};
+use hobbit_core::route::DECODE_TOKENS_MAX;
 
 /// Why a context cannot be shifted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,7 +29,7 @@ pub enum NoShift {
 
 impl NoShift {
     /// The reason for a context of `model`; `None` if it can be shifted.
-    pub(super) fn of(model: &Model, options: &SessionOptions, context: &RawContext) -> Option<Self> {
+    pub(super) fn of(model: &Model, options: &SessionOptions, context: &Context) -> Option<Self> {
         let raw = model.shared.raw.as_ptr();
         // SAFETY: the model is live.
         let (kind, window) = unsafe { (llama::llama_model_rope_type(raw), llama::llama_model_n_swa(raw)) };
@@ -145,7 +147,7 @@ impl Sequence {
 
 /// The sequences of a session's context.
 pub struct Sequences {
-    pub(super) context: RawContext,
+    pub(super) context: Context,
     // Dropped after the context, which reads it.
     pub(super) model: Model,
     pub(super) options: SessionOptions,
@@ -159,7 +161,7 @@ pub struct Sequences {
 
 impl Sequences {
     /// Those of a new context of `model`.
-    pub(super) fn new(model: &Model, options: SessionOptions, context: RawContext, checkpoint_bytes: u64) -> Self {
+    pub(super) fn new(model: &Model, options: SessionOptions, context: Context, checkpoint_bytes: u64) -> Self {
         let n = options.n_seq_max.max(1) as usize;
         Self {
             no_shift: NoShift::of(model, &options, &context),
@@ -284,7 +286,8 @@ impl Sequences {
         if !self.cut(sequence, n) {
             return self.go_back(sequence, n);
         }
-        self.end_turn(sequence, n)?;
+        // The next text may not continue from here.
+        self.take_checkpoint(sequence, n, MESSAGE_TOKENS_MIN, false)?;
         Ok(n)
     }
 
@@ -323,12 +326,6 @@ impl Sequences {
         is_cut
     }
 
-    /// Tokens of the last batch that a recurrent state can go back.
-    pub(crate) fn rollback(&self) -> u32 {
-        // SAFETY: the context is live.
-        unsafe { llama::llama_n_rs_seq(self.context.as_ptr()) }
-    }
-
     /// Whether the context holds all that evaluation after the first `n` tokens of a sequence needs.
     pub(super) fn remembers(&self, sequence: i32, n: usize) -> bool {
         let n = i32::try_from(n).unwrap_or(i32::MAX);
@@ -344,12 +341,7 @@ impl Sequences {
         !self.options.swa_full && self.model.window() > 0
     }
 
-    /// Whether tokens can be moved to other positions ([`Sequences::move_tokens`]).
-    pub fn can_move_tokens(&self) -> bool {
-        self.no_shift.is_none()
-    }
-
-    /// Why tokens cannot be moved to other positions; `None` if they can.
+    /// Why tokens cannot be moved to other positions ([`Sequences::move_tokens`]); `None` if they can.
     pub fn no_shift(&self) -> Option<NoShift> {
         self.no_shift
     }
@@ -363,7 +355,7 @@ impl Sequences {
     /// [`EvalError::ContextFull`], without a change, if it cannot forget a part of its state.
     pub fn move_tokens(&mut self, sequence: i32, range: Range<i32>, by: i32) -> Result<(), EvalError> {
         self.check_sequence(sequence)?;
-        if !self.can_move_tokens() {
+        if self.no_shift.is_some() {
             return Err(EvalError::Decode("this model's tokens cannot be moved in their context".into()));
         }
         let cleared = if by < 0 { (range.start + by).max(0)..range.start } else { range.end..range.end + by };
@@ -379,14 +371,24 @@ impl Sequences {
 
     /// The error of a full context.
     pub(super) fn context_full(&self) -> EvalError {
-        let shift_helps = !self.options.context_shift && self.can_move_tokens();
-        EvalError::ContextFull { n_ctx: self.n_ctx_seq(), shift_helps }
+        let shift_helps = !self.options.context_shift && self.no_shift.is_none();
+        EvalError::ContextFull { n_ctx: self.context.n_ctx_seq(), shift_helps }
     }
 
-    /// Context length of one sequence in tokens.
-    pub(crate) fn n_ctx_seq(&self) -> u32 {
-        // SAFETY: the context is live.
-        unsafe { llama::llama_n_ctx_seq(self.context.as_ptr()) }
+    /// Entries of a batch whose logits may be requested at once.
+    pub(super) fn n_outputs_max(&self) -> usize {
+        match self.options.n_outputs_max {
+            0 => usize::MAX,
+            n => (n as usize).max(self.all.len()),
+        }
+    }
+
+    /// Most tokens that a sequence of `n_tokens` tokens may have drafted after its next one.
+    pub(super) fn room_for_drafts(&self, n_tokens: usize) -> usize {
+        let n_outputs = self.n_outputs_max().min(self.context.n_batch()).min(DECODE_TOKENS_MAX);
+        let n_max = if self.model.is_recurrent() { self.context.rollback() } else { usize::MAX };
+        let n_free = (self.context.n_ctx_seq() as usize).saturating_sub(n_tokens + 1);
+        n_free.min(n_outputs.saturating_sub(1)).min(n_max)
     }
 
     pub(super) fn check_sequence(&self, sequence: i32) -> Result<(), EvalError> {

@@ -12,12 +12,14 @@ use ggml_sys::llama::{llama_batch, llama_context};
 use ggml_sys::shim::{self, hobbit_draft_request, hobbit_speculative};
 
 use crate::engine::error::{EvalError, OpenError};
+use crate::engine::ggml::context::Context;
 use crate::engine::ggml::raw::{Owned, checked, with_message};
+use crate::engine::seam::experts::Experts;
 use crate::engine::session::{Interrupt, Session};
 use draft::Draft;
 pub use draft::draft_bytes;
 use hobbit_core::options::{DraftSource, SpeculationOptions, Token};
-use hobbit_core::route::{DECODE_TOKENS_MAX, Phase};
+use hobbit_core::route::Phase;
 use hobbit_core::speculation::{Gate, GateOptions, GateReport, Step};
 use hobbit_core::stats::PhaseStats;
 
@@ -85,7 +87,7 @@ struct Known {
 impl Speculator {
     /// Drafters for a session, whose context outlives them.
     pub(crate) fn new(target: &Session, options: &SpeculationOptions) -> Result<Self, OpenError> {
-        let n_sequences = target.n_sequences();
+        let n_sequences = target.sequences.all.len();
         let mut draft = None;
         if options.sources.contains(&DraftSource::DraftSimple) {
             let Some(own) = &options.draft else {
@@ -94,24 +96,24 @@ impl Speculator {
             draft = Some(Draft::open(own, target)?);
         }
         let is_mtp = options.sources.contains(&DraftSource::DraftMtp);
-        let (mut context, mut tells) = (ptr::null_mut(), target.announces());
+        let (mut context, mut tells) = (ptr::null_mut(), target.decoder.announces);
         if let Some(draft) = &draft {
-            (context, tells) = (draft.session.context_ptr(), draft.session.announces());
+            (context, tells) = (draft.session.context().as_ptr(), draft.session.decoder.announces);
         }
         if is_mtp {
             if draft.is_some() {
                 return Err(OpenError::Speculation("draft-mtp and draft-simple exclude each other".to_owned()));
             }
-            context = target.mtp_ptr().ok_or_else(|| {
+            context = target.context().mtp().map(Context::as_ptr).ok_or_else(|| {
                 OpenError::Speculation("draft-mtp: the model was opened without these layers".to_owned())
             })?;
         }
         Ok(Self {
-            drafters: Drafters::new(target.context_ptr(), (context, tells), options, n_sequences)?,
+            drafters: Drafters::new(target.context().as_ptr(), (context, tells), options, n_sequences as u32)?,
             draft,
             is_mtp,
             interrupt: target.interrupt_handle(),
-            sequences: vec![Known::default(); n_sequences as usize],
+            sequences: vec![Known::default(); n_sequences],
             gate: Gate::new(GateOptions { n_max: options.n_max, fixed: options.fixed, always_n_max: is_mtp }),
             n_min: options.n_min as usize,
             step: Step::default(),
@@ -176,7 +178,7 @@ impl Speculator {
             // SAFETY: each request points to tokens of the caller and to room for its drafts, which is not moved.
             let mut ask = || unsafe { self.drafters.draft(&mut asked) };
             let answered = match &self.draft {
-                Some(draft) => draft.session.computing(ask),
+                Some(draft) => draft.session.decoder.computing(ask),
                 None => ask(),
             };
             if let Err(error) = answered {
@@ -229,11 +231,16 @@ impl Speculator {
         self.batch.iter().map(is_draft).collect()
     }
 
-    /// Which tokens of the batch are accepted drafts, once all sequences of the step are judged.
-    fn judged(&mut self) -> Option<Vec<bool>> {
+    /// Tells the policy which tokens of the batch are accepted drafts, once all sequences of the step are judged.
+    fn judge(&mut self, experts: &Experts) {
         let is_whole = self.sequences.iter().all(|own| own.drafted.is_none());
-        (is_whole && !self.batch.is_empty())
-            .then(|| std::mem::take(&mut self.batch).into_iter().map(|(.., is_accepted)| is_accepted).collect())
+        if is_whole && !self.batch.is_empty() {
+            let batch = std::mem::take(&mut self.batch);
+            let judged: Vec<bool> = batch.into_iter().map(|(.., is_accepted)| is_accepted).collect();
+            if let Some(memories) = experts.memories().as_mut() {
+                memories.judge_drafts(&judged);
+            }
+        }
     }
 
     /// The target has evaluated a batch, whose arrays are valid for the call.
@@ -314,7 +321,7 @@ impl Session {
 
     /// Why the session cannot speculate; `None` if it can.
     pub fn no_speculation(&self) -> Option<NoSpeculation> {
-        (self.model().is_recurrent() && self.sequences.rollback() == 0).then_some(NoSpeculation::Recurrent)
+        (self.model.is_recurrent() && self.context().rollback() == 0).then_some(NoSpeculation::Recurrent)
     }
 
     /// Drafts tokens after the pending one of each request, for [`Session::advance`]. To be called before every step of
@@ -324,20 +331,20 @@ impl Session {
     /// # Errors
     /// A drafter fails; there are no drafts then.
     pub fn draft(&mut self, requests: &[DraftRequest]) -> Result<(), EvalError> {
-        let Some(speculator) = &mut self.speculator else { return Ok(()) };
+        let Some(mut speculator) = self.speculator.take() else { return Ok(()) };
         speculator.end_step();
         // Drafts of a step that was given up.
-        self.judge();
-        let Some(mut speculator) = self.speculator.take() else { return Ok(()) };
+        speculator.judge(&self.model.shared.experts);
         let wanted = |request: &DraftRequest| {
             let &DraftRequest { sequence, n_max, n_min } = request;
             let own = self.sequences.get(sequence)?;
-            let (position, n_max) = (own.text().len(), n_max.min(self.room_for_drafts(own.text().len())));
+            let position = own.text().len();
+            let n_max = n_max.min(self.sequences.room_for_drafts(position));
             Some(Wanted { sequence, tokens: own.words(), last: own.pending?, position: position as i32, n_max, n_min })
         };
         let requests: Vec<Wanted> = requests.iter().filter_map(wanted).collect();
         let mut draft = || speculator.draft(&requests);
-        let drafts = if self.mtp_ptr().is_some() { self.computing(draft) } else { draft() };
+        let drafts = if self.context().mtp().is_some() { self.decoder.computing(draft) } else { draft() };
         let sequences: Vec<i32> = requests.iter().map(|wanted| wanted.sequence).collect();
         self.speculator = Some(speculator);
         if drafts.is_err() {
@@ -359,20 +366,14 @@ impl Session {
         if !speculator.settled(sequence, n_rejected)? {
             return Ok(());
         }
-        self.count_rejected(n_rejected);
-        self.judge();
+        // They are not generated tokens.
+        let n_decoded = &mut self.decoder.stats.decode.tokens;
+        *n_decoded = n_decoded.saturating_sub(n_rejected as u64);
+        speculator.judge(&self.model.shared.experts);
         if n_rejected > 0 && !self.sequences.cut_drafts(sequence, n_tokens) {
             return Err(EvalError::Decode(format!("the context cannot go back to token {n_tokens}")));
         }
         Ok(())
-    }
-
-    /// Tells the policy which drafts the text took.
-    fn judge(&mut self) {
-        let judged = self.speculator.as_mut().and_then(|own| own.judged());
-        if let (Some(judged), Some(memories)) = (judged, self.model().shared.experts.memories().as_mut()) {
-            memories.judge_drafts(&judged);
-        }
     }
 
     /// Takes back the drafts of this step: their evaluation failed, or they are not evaluated.
@@ -382,13 +383,6 @@ impl Session {
     pub fn drop_drafts(&mut self) -> Result<(), EvalError> {
         self.sequences.all.iter_mut().for_each(|own| own.drafts.clear());
         self.speculator.as_mut().map_or(Ok(()), |own| own.drop_drafts())
-    }
-
-    /// Most tokens that a sequence of `n_tokens` may have drafted after its next one.
-    fn room_for_drafts(&self, n_tokens: usize) -> usize {
-        let n_outputs = self.n_outputs_max().min(self.n_batch()).min(DECODE_TOKENS_MAX);
-        let n_max = if self.model().is_recurrent() { self.sequences.rollback() as usize } else { usize::MAX };
-        (self.sequences.n_ctx_seq() as usize).saturating_sub(n_tokens + 1).min(n_outputs.saturating_sub(1)).min(n_max)
     }
 }
 

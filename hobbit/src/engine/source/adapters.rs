@@ -9,8 +9,9 @@ use ggml_sys::llama::{self, llama_adapter_lora};
 use ggml_sys::shim;
 
 use crate::engine::error::OpenError;
+use crate::engine::ggml::context::Context;
 use crate::engine::ggml::log;
-use crate::engine::ggml::raw::{RawContext, RawModel, with_message};
+use crate::engine::ggml::raw::{RawModel, with_message};
 use hobbit_core::gguf::Gguf;
 use hobbit_core::gguf::adapter::{AdapterError, Directions, LoraSummary, check_lora, read_directions};
 use hobbit_core::options::{AdapterOptions, SessionOptions};
@@ -152,7 +153,7 @@ impl Adapters {
     ///
     /// # Errors
     /// A control vector that llama.cpp refuses.
-    pub(crate) fn begin(&self, context: &RawContext) -> Result<(), OpenError> {
+    pub(crate) fn begin(&self, context: &Context) -> Result<(), OpenError> {
         self.apply(context, &self.scales());
         let Some(directions) = &self.directions else { return Ok(()) };
         let last = directions.data.len() / (directions.n_embd.max(1) as usize);
@@ -178,7 +179,7 @@ impl Adapters {
     }
 
     /// Sets the scale of each adapter for a context's next graphs; a missing scale is 0.
-    pub(crate) fn apply(&self, context: &RawContext, scales: &[f32]) {
+    pub(crate) fn apply(&self, context: &Context, scales: &[f32]) {
         if self.lora.is_empty() {
             return;
         }

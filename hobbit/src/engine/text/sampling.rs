@@ -14,8 +14,8 @@ use ggml_sys::llama::{llama_token_data, llama_token_data_array};
 use self::chain::{Budget, Raw};
 use self::grammar::Grammar;
 use crate::engine::error::{EvalError, SamplerError, TokenizeError};
+use crate::engine::ggml::context::Context;
 use crate::engine::ggml::limits;
-use crate::engine::ggml::raw::RawContext;
 use crate::engine::model::Model;
 use crate::engine::text::chat::isolation::{self, Failure, Task};
 use crate::engine::text::chat::schema;
@@ -98,7 +98,7 @@ impl Sampler {
     /// # Errors
     /// [`EvalError::Decode`] if `index` has no logits, [`EvalError::NotFinite`] if they are not finite,
     /// [`EvalError::Sampler`] if no candidate is left, or no token continues the grammar.
-    pub(crate) fn sample(&mut self, context: &RawContext, index: i32) -> Result<Token, EvalError> {
+    pub(crate) fn sample(&mut self, context: &Context, index: i32) -> Result<Token, EvalError> {
         self.chosen = None;
         let waits = self.grammar.as_ref().is_some_and(Grammar::waits);
         // A token in which a trigger ends may go on as the grammar does not: it is left out.
@@ -219,13 +219,7 @@ impl Sampler {
 
     /// Runs the budget and the chain over fresh logits without those of `excluded`; the grammar masks them in between
     /// if `masked`.
-    fn choose(
-        &mut self,
-        context: &RawContext,
-        index: i32,
-        excluded: &[Token],
-        masked: bool,
-    ) -> Result<Token, EvalError> {
+    fn choose(&mut self, context: &Context, index: i32, excluded: &[Token], masked: bool) -> Result<Token, EvalError> {
         self.load_logits(context, index)?;
         for token in excluded {
             self.candidates[*token as usize].logit = f32::NEG_INFINITY;
@@ -265,7 +259,7 @@ impl Sampler {
     }
 
     /// Copies the logits (`[n_vocab]`) into `candidates`.
-    fn load_logits(&mut self, context: &RawContext, index: i32) -> Result<(), EvalError> {
+    fn load_logits(&mut self, context: &Context, index: i32) -> Result<(), EvalError> {
         // SAFETY: the context is live.
         unsafe {
             if !ptr::eq(llama::llama_get_model(context.as_ptr()), self.model.shared.raw.as_ptr()) {

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::engine::cpu::backend;
 use crate::engine::error::OpenError;
+use crate::engine::ggml::context::Context;
 use crate::engine::ggml::memory_use::{MemoryUse, trim_heap};
-use crate::engine::ggml::raw::RawContext;
 use crate::engine::model::Model;
 use crate::engine::model::needs::{PROCESS_BYTES, bounds};
 use crate::engine::model::run_mode::room;
@@ -20,11 +20,7 @@ pub(super) fn runtime_bytes(weights: u64, kv: u64) -> u64 {
     rss_bytes().saturating_sub(weights + kv).max(PROCESS_BYTES)
 }
 
-pub(super) fn fixed_costs(
-    model: &Model,
-    options: &SessionOptions,
-    context: &RawContext,
-) -> Result<FixedCosts, OpenError> {
+pub(super) fn fixed_costs(model: &Model, options: &SessionOptions, context: &Context) -> Result<FixedCosts, OpenError> {
     let MemoryUse { weights, kv, compute, mtp, .. } = MemoryUse::of(context)?;
     let needs = &model.shared.placed.needs;
     // A dense model is mapped: its resident pages count as weights.

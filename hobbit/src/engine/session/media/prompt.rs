@@ -267,7 +267,7 @@ impl Session {
     /// A chunk that cannot be encoded, or needs a larger ubatch; as [`Session::evaluate`].
     pub fn evaluate_media(&mut self, projector: &Projector, chunk: &Chunk, sequence: i32) -> Result<(), EvalError> {
         let first = self.sequences.tokens(sequence).len() as i32;
-        let (n, n_ubatch) = (chunk.n_tokens, self.n_ubatch());
+        let (n, n_ubatch) = (chunk.n_tokens, self.context().n_ubatch());
         if chunk.non_causal && n > n_ubatch {
             return Err(EvalError::Decode(format!(
                 "the image has {n} tokens, which this model computes at once, and a ubatch of the session has \
@@ -275,7 +275,7 @@ impl Session {
             )));
         }
         let (embeddings, positions) = projector.encode(chunk, first)?;
-        let context = self.context_ptr();
+        let context = self.context().as_ptr();
         if chunk.non_causal {
             // SAFETY: the context is live.
             unsafe { llama::llama_set_causal_attn(context, false) };
@@ -286,7 +286,7 @@ impl Session {
             unsafe { llama::llama_set_causal_attn(context, true) };
         }
         evaluated?;
-        let last = n.saturating_sub(1) % self.n_batch().max(1);
+        let last = n.saturating_sub(1) % self.context().n_batch().max(1);
         if let Some(own) = self.sequences.get_mut(sequence) {
             (first as usize..).zip(&chunk.placeholders).for_each(|(at, token)| own.add(at, *token, last));
         }
@@ -301,7 +301,8 @@ impl Session {
         sequence: i32,
         first: i32,
     ) -> Result<(), EvalError> {
-        let (width, n_sections, n_batch) = (embeddings.len() / n.max(1), positions.len() / n.max(1), self.n_batch());
+        let (width, n_sections) = (embeddings.len() / n.max(1), positions.len() / n.max(1));
+        let n_batch = self.context().n_batch();
         for from in (0..n).step_by(n_batch.max(1)) {
             let to = n.min(from + n_batch);
             let mut embd = embeddings[from * width..to * width].to_vec();
@@ -322,7 +323,8 @@ impl Session {
                 seq_id: lists.as_mut_ptr(),
                 logits: logits.as_mut_ptr(),
             };
-            self.decode(batch, &[(sequence, first)])?;
+            let speculator = self.speculator.as_deref_mut();
+            self.decoder.decode(&mut self.sequences, speculator, batch, &[(sequence, first)])?;
         }
         Ok(())
     }
@@ -345,14 +347,21 @@ impl Session {
             if encoder.is_none() {
                 encoder = Some(projector.encoder().map_err(|error| EvalError::Decode(error.to_string()))?);
             }
-            if at < start {
-                self.feed_cut(&prompt.tokens[at..start], &cuts_from(&cuts, at))?;
+            let before = (at < start).then(|| cuts_from(&cuts, at));
+            self.feed_by(&prompt.tokens[at..start], before.as_deref(), usize::MAX, &mut |_| {})?;
+            if self.n_past() + chunk.n_tokens > self.context().n_ctx_seq() as usize {
+                return Err(self.sequences.context_full());
             }
-            self.feed_media(projector, chunk)?;
+            self.evaluate_media(projector, chunk, 0)?;
+            let own = &mut self.sequences.all[0];
+            (own.n_ahead, own.n_prompt) = (0, own.tokens.len());
             at = start + chunk.n_positions();
         }
         drop(encoder);
-        if at < prompt.tokens.len() { self.feed_cut(&prompt.tokens[at..], &cuts_from(&cuts, at)) } else { Ok(()) }
+        if at >= prompt.tokens.len() {
+            return Ok(());
+        }
+        self.feed_by(&prompt.tokens[at..], Some(&cuts_from(&cuts, at)), usize::MAX, &mut |_| {})
     }
 }
 

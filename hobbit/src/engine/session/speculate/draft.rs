@@ -79,7 +79,7 @@ impl Draft {
     /// A model that cannot be opened or used as a draft.
     pub(super) fn open(draft: &DraftOptions, target: &Session) -> Result<Self, OpenError> {
         let refused = |why: &str| OpenError::Speculation(format!("{}: {why}", draft.path.display()));
-        let options = session_options(draft, target.options());
+        let options = session_options(draft, &target.sequences.options);
         let model = Model::open(&draft.path, &ModelOptions { expects: options.clone(), ..model_options(draft) })?;
         if model.is_recurrent() {
             return Err(refused("the draft model's recurrent state cannot go back to what the text took"));
@@ -103,7 +103,7 @@ impl Draft {
     /// a request give way.
     pub(super) fn make_room(&mut self, request: &Wanted, n_max: usize, requests: &[Wanted]) -> Result<bool, EvalError> {
         let own = &mut self.session.sequences;
-        let (n_ctx, n_more) = (own.n_ctx_seq() as usize, 1 + n_max);
+        let (n_ctx, n_more) = (own.context.n_ctx_seq() as usize, 1 + n_max);
         let held = |own: &Sequences| -> Vec<i32> {
             let others = (0..own.all.len()).filter(|at| own.options.kv_unified && *at != request.sequence as usize);
             others.filter(|at| !own.all[*at].tokens.is_empty()).map(|at| at as i32).collect()
@@ -148,7 +148,7 @@ impl Draft {
             common = 0;
         }
         let end = common.saturating_add(n_max).min(text.len());
-        for new in text[common..end].chunks(self.session.n_batch()) {
+        for new in text[common..end].chunks(self.session.context().n_batch()) {
             if interrupt.is_set() {
                 return Err(EvalError::Interrupted);
             }
@@ -164,7 +164,7 @@ impl Draft {
     /// Follows the drafting of `drafts`: notes what of them is in the context.
     pub(super) fn drafted(&mut self, request: &Wanted, drafts: &[Token]) {
         let own = &mut self.session.sequences;
-        let n_evaluated = own.n_tokens(request.sequence);
+        let n_evaluated = own.context.n_tokens(request.sequence);
         let known = &mut own.all[request.sequence as usize].tokens;
         known.push(request.last);
         known.extend_from_slice(drafts);
