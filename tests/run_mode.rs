@@ -246,7 +246,7 @@ fn the_default_context_is_fitted() {
         let options =
             ModelOptions { budget: Budget::Bytes(budget), expects: settings.clone(), passthrough, ..options() };
         let model = open(&path, &options);
-        (model.session(&settings).unwrap().n_ctx(), model.run_mode().is_passthrough())
+        (model.session(&settings).unwrap().context().n_ctx(), model.run_mode().is_passthrough())
     };
     let (fitted, is_passthrough) = n_ctx(0, GIB, true);
     assert!((4096..TRAINED).contains(&fitted) && is_passthrough, "{fitted}, {is_passthrough}");
@@ -257,7 +257,7 @@ fn the_default_context_is_fitted() {
     for kv_unified in [true, false] {
         let settings = SessionOptions { n_ctx: 0, n_seq_max: 4, kv_unified, ..settings() };
         let options = ModelOptions { budget: Budget::Bytes(GIB), expects: settings.clone(), ..options() };
-        let n_ctx = open(&path, &options).session(&settings).unwrap().n_ctx();
+        let n_ctx = open(&path, &options).session(&settings).unwrap().context().n_ctx();
         assert!(n_ctx.abs_diff(fitted) < 4 * 256, "{n_ctx}, {fitted}");
     }
 }

@@ -85,7 +85,7 @@ fn a_packs_thresholds_hold_unless_others_are_given() {
         let options = ModelOptions { expert_cache, precision, device: device.clone(), ..ModelOptions::default() };
         let model = Model::open(Path::new(&pack), &options).unwrap();
         let session = SessionOptions { n_ctx: 64, threads: Some(1), ..SessionOptions::default() };
-        let precision = model.session(&session).unwrap().precision().clone();
+        let precision = model.session(&session).unwrap().description().precision.clone();
         assert_eq!((precision.t1, precision.t2), expected);
     }
 }
