@@ -131,7 +131,8 @@ impl Preset {
             },
             // IV-B: scores within 0.3 of the best that was not chosen (VI-B: 0.35, 0.3 and 0.25 on three machines); the
             // lowest mean score is evicted. IV-C: the next layer's gate; experts that will not be substituted are read
-            // ahead, best scores first, as far as there is time until the layer (IV-A). V: experts that are still missing are copied or computed by the CPU, whichever is faster.
+            // ahead, best scores first, as far as there is time until the layer (IV-A). V: experts that are still
+            // missing are copied or computed by the CPU, whichever is faster.
             Self::Smoe => PresetSettings {
                 policy: PolicyKind::Smoe,
                 prefetch: Prefetch::Budget,

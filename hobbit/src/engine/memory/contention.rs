@@ -8,10 +8,10 @@
 //! libgomp stops spinning early (after 100 rounds) while there are more OpenMP threads than cores, as its manual
 //! describes under `GOMP_SPINCOUNT`. So four times a second during an evaluation, a watcher thread measures how long
 //! the process's threads have waited for a core. While they wait, it keeps a team of idle threads that only raise the
-//! count. Our threads that read or serve are not another program: their run time may be the cause of the others' waiting.
-//! Nor is a thread's own waking up. The threads of a small model meet so often that waking them may cost more than the
-//! other program does: where a decode step becomes slower, they spin again. If `OMP_WAIT_POLICY` or `GOMP_SPINCOUNT` is
-//! set, the watcher does nothing.
+//! count. Our threads that read or serve are not another program: their run time may be the cause of the others'
+//! waiting. Nor is a thread's own waking up. The threads of a small model meet so often that waking them may cost more
+//! than the other program does: where a decode step becomes slower, they spin again. If `OMP_WAIT_POLICY` or
+//! `GOMP_SPINCOUNT` is set, the watcher does nothing.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{c_int, c_uint, c_void};

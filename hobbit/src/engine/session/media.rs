@@ -100,8 +100,8 @@ impl ProjectorNeeds {
     }
 }
 
-/// Bytes of a projector with compute buffers of `compute` bytes that reads a medium. Products convert their inputs to 16
-/// bits beside these buffers: at most a third more, for a hidden layer of four times the width.
+/// Bytes of a projector with compute buffers of `compute` bytes that reads a medium. Products convert their inputs to
+/// 16 bits beside these buffers: at most a third more, for a hidden layer of four times the width.
 fn bytes_with(weights: u64, compute: u64, reading: u64) -> u64 {
     weights + compute + compute / 3 + reading.max(READING_BYTES)
 }
