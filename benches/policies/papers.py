@@ -272,7 +272,7 @@ def edgemoe_paths(subject):
         lines.append([f"experts that the path table foretells ({found[1]:.1f} named)", "87.1 % (one example)", percent(found[0])])
     calibration = ["--calibration", ",".join(subject.calibration)]
     words = [*subject.time, *calibration, "--predictor", "none,path-table", "--distance", "1"]
-    words += ["--prefetch", "all", "--slots", "global"]
+    words += ["--prefetch", "top-3", "--slots", "global"]
     rows = replay(subject.evaluation, *words, policies="edgemoe")
     for budget in BUDGETS:
         base, own = rows[budget, "none", "edgemoe"], rows[budget, "path-table", "edgemoe"]
@@ -305,7 +305,7 @@ def fate_slots(subject):
     if subject.has_scores:
         for name, slots in [("even", "even"), ("first 3 whole", "shallow-first:3")]:
             words = ["--slots", slots, "--predictor", "cross-layer", "--distance", "1", *subject.time]
-            words += ["--prefetch", "all"]
+            words += ["--prefetch", "budget"]
             rows = replay(subject.evaluation, *words, policies="arc")
             cells = [rows[budget, "cross-layer", "arc"] for budget in BUDGETS]
             lines.append([f"ARC, {name}, read ahead by the gate (paper: 99.08 %)", *(percent(hit_rate(row)) for row in cells)])
