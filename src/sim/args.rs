@@ -179,8 +179,8 @@ pub struct WorldArgs {
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub distance: u8,
     /// Guesses to read, as in the programs: those worth it (on), the same if trials show that it saves virtual time
-    /// (auto), or all, by the rule of the predictor's paper (all)
-    #[arg(long, value_name = "auto|on|all", default_value = "on")]
+    /// (auto), or, without judging them, every one (all), as many as a layer has time for (budget) or three (top-3)
+    #[arg(long, value_name = "auto|on|all|budget|top-3", default_value = "on")]
     pub prefetch: options::Prefetch,
     #[command(flatten)]
     pub machine: MachineArgs,
