@@ -169,7 +169,7 @@ fn answer(settings: Settings, source: &Source, notes: &[Note], log: &Log) -> Res
 fn runtime(n_threads: usize) -> Result<Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let built =
-        builder.worker_threads(n_threads).thread_name("http").on_thread_start(threads::join).enable_all().build();
+        builder.worker_threads(n_threads).thread_name("http").on_thread_start(threads::register).enable_all().build();
     built.context("cannot start the threads for HTTP")
 }
 

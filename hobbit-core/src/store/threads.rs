@@ -12,16 +12,16 @@ pub fn running() -> BTreeSet<u32> {
     lock().clone()
 }
 
-/// Makes the calling thread one of these, until it ends.
-pub fn join() {
-    thread_local!(static JOINED: Running = Running::new());
-    JOINED.with(|_| ());
+/// Counts the calling thread among ours, until it ends.
+pub fn register() {
+    thread_local!(static REGISTERED: Running = Running::new());
+    REGISTERED.with(|_| ());
 }
 
 /// Starts a thread.
 pub(super) fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     Builder::new().name(name).spawn(move || {
-        join();
+        register();
         work();
     })
 }

@@ -19,7 +19,7 @@ use hobbit_programs::saved::{self, Saved, SavedFile};
 /// Interval between checks for cancelled requests while the engine is idle.
 const IDLE: Duration = Duration::from_millis(500);
 
-/// What waits for slots, in order of arrival.
+/// Requests waiting for a slot, in order of arrival.
 #[derive(Default)]
 pub struct Queue {
     pub jobs: VecDeque<Job>,

@@ -221,7 +221,7 @@ impl Loan {
         Ok(loan)
     }
 
-    /// Lends `bytes` more; false if the memory budget has not so much.
+    /// Lends `bytes` more; false if the memory budget has no room for them.
     fn add(&mut self, bytes: u64) -> bool {
         let is_lent = self.model.lend(self.borrower, self.bytes + bytes);
         self.bytes += if is_lent { bytes } else { 0 };

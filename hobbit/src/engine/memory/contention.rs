@@ -21,7 +21,6 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use hobbit_core::route::Phase;
 use hobbit_core::store::arena::is_faulting;
 use hobbit_core::store::threads;
 
@@ -86,13 +85,19 @@ struct Watch {
 }
 
 /// Marks an evaluation as running until dropped.
-pub(crate) struct Running(Option<(&'static Watch, Phase, Instant)>);
+pub(crate) struct Running(Option<Evaluation>);
+
+struct Evaluation {
+    watch: &'static Watch,
+    is_step: bool,
+    began: Instant,
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some((watch, phase, began)) = self.0 {
+        if let Some(Evaluation { watch, is_step, began }) = self.0 {
             watch.n_running.fetch_sub(1, Ordering::SeqCst);
-            if phase.is_decode() {
+            if is_step {
                 watch.step_nanoseconds.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
                 watch.n_steps.fetch_add(1, Ordering::Relaxed);
             }
@@ -100,8 +105,8 @@ impl Drop for Running {
     }
 }
 
-/// Announces an evaluation on `n_threads` threads.
-pub(crate) fn running(n_threads: i32, phase: Phase) -> Running {
+/// Announces an evaluation on `n_threads` threads. `is_step`: it is a decode step of the model, whose time counts.
+pub(crate) fn running(n_threads: i32, is_step: bool) -> Running {
     let Some(watch) = usize::try_from(n_threads).ok().filter(|n| *n > 1).and_then(|_| watch()) else {
         return Running(None);
     };
@@ -111,7 +116,7 @@ pub(crate) fn running(n_threads: i32, phase: Phase) -> Running {
         let _guard = watch.sleep.lock().unwrap_or_else(PoisonError::into_inner);
         watch.wake.notify_one();
     }
-    Running(Some((watch, phase, Instant::now())))
+    Running(Some(Evaluation { watch, is_step, began: Instant::now() }))
 }
 
 /// The watcher, started with the first evaluation; `None` where it could not observe or act.

@@ -146,7 +146,7 @@ impl Decoder {
         let (before, busy_before) = counters(experts);
         sequences.all.iter_mut().for_each(|own| own.entry = None);
         let started = Instant::now();
-        let running = contention::running(self.n_threads, phase);
+        let running = contention::running(self.n_threads, phase.is_decode());
         let purpose = Purpose { phase, ..self.purpose };
         // SAFETY: the context is live and the batch's arrays outlive the call.
         let (code, thrown) = purpose.during(|| unsafe { sequences.context.decode(batch, self.announces) });
@@ -197,7 +197,7 @@ impl Decoder {
     /// Shows an evaluated batch to the drafter that reads its hidden states. The text does not depend on it: after a
     /// failure it starts over.
     fn follow(&self, speculator: &mut Speculator, batch: &llama::llama_batch, purpose: Purpose) {
-        let running = contention::running(self.n_threads, Phase::Prompt);
+        let running = contention::running(self.n_threads, false);
         if let Err(error) = purpose.during(|| speculator.follow(batch))
             && !self.interrupt.is_set()
         {
@@ -209,7 +209,7 @@ impl Decoder {
 
     /// Calls `compute`, which evaluates generated tokens on the context.
     pub(super) fn computing<R>(&self, compute: impl FnOnce() -> R) -> R {
-        let running = contention::running(self.n_threads, Phase::Decode);
+        let running = contention::running(self.n_threads, false);
         let result = Purpose { phase: Phase::Decode, ..self.purpose }.during(compute);
         drop(running);
         result
