@@ -89,7 +89,7 @@ impl Session {
         checkpoints: &[Checkpoint],
     ) -> Result<(), EvalError> {
         let stats = self.decoder.stats.clone();
-        let restored = Trial { session: self, sequence, tokens }.run(state, checkpoints);
+        let restored = Restoring { session: self, sequence, tokens }.run(state, checkpoints);
         self.decoder.stats = stats;
         if restored.is_err() {
             self.sequences.shortened(sequence, 0);
@@ -98,14 +98,14 @@ impl Session {
     }
 }
 
-/// A state that is tried before its sequence goes on with it.
-struct Trial<'a> {
+/// The check of a state before its sequence uses it.
+struct Restoring<'a> {
     session: &'a mut Session,
     sequence: i32,
     tokens: &'a [Token],
 }
 
-impl Trial<'_> {
+impl Restoring<'_> {
     fn run(&mut self, state: &[u8], checkpoints: &[Checkpoint]) -> Result<(), EvalError> {
         let Self { sequence, tokens, .. } = *self;
         let own = &mut self.session.sequences;
