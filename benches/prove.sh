@@ -14,6 +14,7 @@
 #   long        2,000 tokens in the least memory, alone and with another process that takes memory
 #   peers       other programs: benches/peers/setup.sh installs them (and llama.cpp, which fits needs too)
 #   efficiency  reading while multiplying: shares of the experts in memory, slower disks, with and without looking ahead
+#   own-ground  the papers' systems and their baselines, emulated (own_ground.toml): only by its name, two hours
 #   routes      only by its name: the shape of Qwen3-30B-A3B on a real model's recorded routes, a trace that $ROUTES
 #               names (made by hobbit-cli --trace or hobbit-sim import); $ROUTES_TOPK experts a token (default: 6)
 # then
@@ -297,6 +298,18 @@ efficiency() {
     done
 }
 
+# The models that own_ground.toml names; records and tables are own_ground.py's.
+own-ground() {
+    shapes
+    trained
+    # An expert of a Switch Transformer: as many weights in three matrices, one of 16 for a token.
+    local switch=(--preset qwen3moe-bench --layers 12 --experts 16 --topk 1 --embd 768 --ff 2048)
+    model switch-f16 "${switch[@]}" --type f16
+    model switch-q4 "${switch[@]}" --type q4_k
+    MODELS=$models "$here/own_ground.py" run
+    "$here/own_ground.py" report
+}
+
 report() {
     "$here/report.py" "$results"
     "$here/report.py"
@@ -306,7 +319,7 @@ studies=("$@")
 [[ $# -gt 0 ]] || studies=(papers curve ablation context experts resident fits contended startup long peers efficiency report)
 for study in "${studies[@]}"; do
     case $study in
-    papers | curve | ablation | context | experts | resident | fits | contended | startup | long | peers | efficiency | routes | report) "$study" ;;
+    papers | curve | ablation | context | experts | resident | fits | contended | startup | long | peers | efficiency | routes | own-ground | report) "$study" ;;
     *)
         echo "$0: no study '$study'; see the head of this file" >&2
         exit 2

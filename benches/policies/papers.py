@@ -166,6 +166,26 @@ class Subject:
         return first / judged, n if held >= aim * used else None
 
 
+def active_of_top(subject, alpha=0.3):
+    """Of the experts that the gate predicts as top-score ones (SMoE), the share that the router chooses."""
+    layers = [layer["layer"] for layer in subject.header["model"]["layers"]]
+    before = dict(zip(layers[1:], layers))
+    active, named, predicted = 0, 0, {}
+    for line in run("show", subject.evaluation[0]).splitlines():
+        record = json.loads(line)
+        if record["record"] == "batch":
+            predicted = {}
+        if record["record"] != "layer" or record["n_tokens"] != 1:
+            continue
+        own = sorted((one for one in record["predictions"] if one["distance"] == 1), key=lambda one: -one["score"])
+        if len(own) > subject.n_used:
+            least = (1 + alpha) * own[subject.n_used]["score"]
+            predicted[record["layer"]] = {one["expert"] for one in own[: subject.n_used] if one["score"] > least}
+        top = predicted.get(before.get(record["layer"]), set())
+        active, named = active + len(top & set(record["chosen"])), named + len(top)
+    return active / named if named else None
+
+
 def hobbit_policies(subject):
     print("Penalty of misses (a high load 1, a low one its share of the bytes) in mixed precision, to that of LRU "
           f"(section 5.5.3, figure 18); low versions of {LOW_BYTES} of the bytes in {LOW_SHARE} of the cache, T1 0.6, T2 0.9.\n")
@@ -316,26 +336,38 @@ def fate_slots(subject):
     table(["slots", *BUDGETS], lines)
 
 
-if len(sys.argv) < 2:
-    sys.exit(__doc__.strip())
-sim = sys.argv[1]
-chosen, triples = options(sys.argv[2:])
-LOW_BYTES = chosen["--low-bytes"]
-subjects = [Subject(*triple) for triple in triples]
-print("Made by `benches/policies/papers.py` from recorded runs; what differs from the papers is told in "
-      "[PAPERS](../../../docs/PAPERS.md).\n")
-for subject in subjects:
-    BUDGETS = subject.budgets
-    print(f"## {subject.title()}\n")
-    print("### HOBBIT\n")
-    hobbit_policies(subject)
-    table(["loader and predictor", "paper", "here"], hobbit_thresholds(subject) + hobbit_gates(subject))
-    print("### EdgeMoE\n")
-    edgemoe_policies(subject)
-    table(["paths and preloading", "paper", "here"], edgemoe_paths(subject))
-    print("### Fate\n")
-    lines = fate_lines(subject)
-    if lines:
-        table(["predictor", "paper", "here"], lines)
-    fate_slots(subject)
-    sys.stdout.flush()
+def use(program, words):
+    """Sets the program and the options for all replays; the subjects that are named."""
+    global sim, chosen, LOW_BYTES, BUDGETS
+    sim = program
+    chosen, triples = options(words)
+    LOW_BYTES, BUDGETS = chosen["--low-bytes"], chosen["--budgets"].split(",")
+    return [Subject(*triple) for triple in triples]
+
+
+def main():
+    global BUDGETS
+    if len(sys.argv) < 2:
+        sys.exit(__doc__.strip())
+    subjects = use(sys.argv[1], sys.argv[2:])
+    print("Made by `benches/policies/papers.py` from recorded runs; what differs from the papers is told in "
+          "[PAPERS](../../../docs/PAPERS.md).\n")
+    for subject in subjects:
+        BUDGETS = subject.budgets
+        print(f"## {subject.title()}\n")
+        print("### HOBBIT\n")
+        hobbit_policies(subject)
+        table(["loader and predictor", "paper", "here"], hobbit_thresholds(subject) + hobbit_gates(subject))
+        print("### EdgeMoE\n")
+        edgemoe_policies(subject)
+        table(["paths and preloading", "paper", "here"], edgemoe_paths(subject))
+        print("### Fate\n")
+        lines = fate_lines(subject)
+        if lines:
+            table(["predictor", "paper", "here"], lines)
+        fate_slots(subject)
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
