@@ -46,16 +46,28 @@ def said(*words, **more) -> str:
 
 
 def flags_of(arm: str, model: str, low: str | None = None) -> str:
-    """An arm's flags for a model. hobbit's best may have low versions, too."""
-    flags = ARMS[arm].get("flags", "")
-    return f"--max-loss {BOUND.get(model, '10%')} --low {low or 'auto'}" if arm == "best" else flags
+    """An arm's flags for a model. Low versions are of type `low` where one is given, else hobbit chooses it."""
+    flags = f"--max-loss {BOUND.get(model, '10%')} --low auto" if arm == "best" else ARMS[arm].get("flags", "")
+    if low and re.search("--low|--preset (hobbit|fate)", flags):
+        flags = flags.replace(" --low auto", "") + f" --low {low}"
+    return flags
 
 
-def profile(model: Path, *words) -> Path:
-    """What gguf-tools profile makes of a model, beside it, once."""
-    made = model.with_suffix(".paths.json" if "--path-table" in words else ".profile.json")
+def measured(model: Path, low: str, shares: list[str]) -> tuple[Path, Path]:
+    """A profile with mixes for shares of the experts in memory, beside the model, and a path table; made once."""
+    made, paths = model.with_suffix(".profile.json"), model.with_suffix(".paths")
     if not made.exists():
-        said(BIN / "gguf-tools", "profile", model, "--text", PROSE, "--tokens", 256, "--no-widths", *words, "-o", made)
+        words = ["--max-loss", BOUND.get(model.stem, "10%"), "--low", low, "--expert-cache", ",".join(shares), "--no-widths"]
+        said(BIN / "gguf-tools", "profile", model, "--text", PROSE, "--tokens", 512, "--context", 128, *words, "--path-table", paths, "-o", made)
+    return made, paths
+
+
+def packed(model: Path) -> Path:
+    """EdgeMoE's model: the fewest bits within a predicted loss of 2 %, by its bounds."""
+    made, widths = model.with_suffix(".edgemoe.gguf"), model.with_suffix(".widths.json")
+    if not made.exists():
+        said(BIN / "gguf-tools", "profile", model, "--text", PROSE, "--tokens", 256, "--widths", "q2_k,q4_k", "-o", widths)
+        said(BIN / "gguf-tools", "pack", model, "--profile", widths, "--max-loss", "2%", "--bounds", "-o", made)
     return made
 
 
@@ -69,10 +81,9 @@ def records_of_devices(run: dict) -> list[dict]:
             model_flags = ["--shapes", model, "--decode-tokens"]
             bench(*model_flags, 1, "--rows", "exact=--cpu-helper off", "--json", out)
             file = next((ROOT / "target/tmp").glob(f"devices-{model}-*.gguf"))
-            low = ["--low", "q4_0" if "f16" in model else "q2_k"]
-            shares = ["--expert-cache", ",".join(f"{percent}%" for percent in run["percent"])]
-            made = profile(file, "--max-loss", BOUND.get(model, "10%"), *low, *shares)
-            files = ["--profiles", f"{model}={made}", "--path-tables", f"{model}={profile(file, '--path-table')}"]
+            shares = [f"{percent}%" for percent in run["percent"]]
+            made, paths = measured(file, "q4_0" if re.search("f16|f32", model) else "q2_k", shares)
+            files = ["--profiles", f"{model}={made}", "--path-tables", f"{model}={paths}"]
             for percent in run["percent"]:
                 rows = []
                 for arm in run["arms"]:
@@ -96,17 +107,16 @@ def records_on_disk(run: dict) -> list[dict]:
     found = []
     for model in listed(run["model"]):
         file = MODELS / f"{model}.gguf"
-        paths = profile(file, "--path-table")
-        if "best" in run["arms"]:
-            profile(file, "--max-loss", BOUND.get(model, "10%"), "--low", "q4_0" if "f16" in model else "q2_k")
+        _, paths = measured(file, "q4_0" if re.search("f16|f32", model) else "q2_k", listed(run.get("cache", "10%")))
         for place in listed(run.get("cache") or run["limit"]):
             for prompt, decode in run["tests"]:
                 for arm in [*run["arms"], *reversed(run["arms"])]:
-                    words = ["-m", file.name, "--prompt-file", PROSE, "-p", 0, "-n", 0, "-pg", f"{prompt},{decode}", "-r", 1,
+                    own_file = packed(file) if arm == "edgemoe" and "q4" in model else file
+                    words = ["-m", own_file.name, "--prompt-file", PROSE, "-p", 0, "-n", 0, "-pg", f"{prompt},{decode}", "-r", 1,
                              "--no-warmup", "--no-roofline"]
                     words += ["--expert-cache", place, "--io", "direct"] if "cache" in run else []
                     words += ["-t", 2 * CORES, "--baseline-only"] if arm == "llama" else ["-t", CORES, *flags_of(arm, model).split()]
-                    words += ["--path-table", paths] if "path-table" in words or "edgemoe" in words else []
+                    words += ["--path-table", paths] if re.search("path-table|preset edgemoe", flags_of(arm, model)) else []
                     limits = ["--limit", run["limit"]] if "limit" in run else []
                     limits += ["--disk-limit", run["disk"]] if "disk" in run else []
                     print(f"{model}, {place}, {prompt} + {decode}: {ARMS[arm]['name']}", file=sys.stderr)
@@ -142,7 +152,7 @@ def records_of_loss(run: dict) -> list[dict]:
         caches = ["--cache", *(place.rstrip("%") for place in run["cache"])]
         file = MODELS / f"{model}.gguf"  # A copy: its profile lies beside it.
         file.write_bytes((ROOT / f"models/{model}.gguf").read_bytes())
-        profile(file, "--max-loss", BOUND[model], "--low", "q2_k", "--expert-cache", ",".join(run["cache"]))
+        measured(file, "q2_k", run["cache"])
         texts = [word for text in run["texts"] for word in ("--text", text_of(model, text))]
         whole = ["--whole-windows"] if run.get("prompts") else []
         with tempfile.TemporaryDirectory() as out:
@@ -221,7 +231,7 @@ def values(records: list[dict], run: str, arm: str, metric: str) -> dict[tuple, 
     found: dict[tuple, list] = {}
     for one in records:
         if (one["run"], one["arm"]) == (other or run, arm) and model in ("", one["model"]) and one["outcome"] == "ok":
-            kind = "" if model else re.sub(r"-(f16|q\d\w*)$", "", one["model"])
+            kind = "" if model else re.sub(r"-(f16|f32|q\d\w*)$", "", one["model"])
             place = one["place"] if len(listed(RUNS[run].get("cache", RUNS[run].get("budgets", "")))) > 1 else ""
             key = (kind, place, one.get("text"), one.get("prompt"), one.get("decode"))
             found.setdefault(key, []).append(METRICS[metric](one))

@@ -303,8 +303,8 @@ own-ground() {
     shapes
     trained
     # An expert of a Switch Transformer: as many weights in three matrices, one of 16 for a token.
-    local switch=(--preset qwen3moe-bench --layers 12 --experts 16 --topk 1 --embd 768 --ff 2048)
-    model switch-f16 "${switch[@]}" --type f16
+    local switch=(--preset qwen3moe-bench --layers 12 --experts 16 --topk 1 --embd 768 --ff 2048 --heads 12)
+    model switch-f32 "${switch[@]}" --type f32
     model switch-q4 "${switch[@]}" --type q4_k
     MODELS=$models "$here/own_ground.py" run
     "$here/own_ground.py" report
