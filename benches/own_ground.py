@@ -72,33 +72,37 @@ def packed(model: Path) -> Path:
 
 
 def records_of_devices(run: dict) -> list[dict]:
-    """Virtual time of benches/devices."""
+    """Virtual time of benches/devices. A model is SHAPE, or SHAPE:TYPE."""
     found = []
     bench = lambda *words: said("cargo", "bench", "--bench", "devices", "--", "--machine", run["ground"], *words, cwd=ROOT)
+    lengths = lambda at: ",".join(map(str, sorted({test[at] for test in run["tests"]})))
+    requests = ["--prompt-tokens", lengths(0), "--decode-tokens", lengths(1)]
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "rows.json"
         for model in listed(run["model"]):
-            model_flags = ["--shapes", model, "--decode-tokens"]
-            bench(*model_flags, 1, "--rows", "exact=--cpu-helper off", "--json", out)
-            file = next((ROOT / "target/tmp").glob(f"devices-{model}-*.gguf"))
-            shares = [f"{percent}%" for percent in run["percent"]]
-            made, paths = measured(file, "q4_0" if re.search("f16|f32", model) else "q2_k", shares)
-            files = ["--profiles", f"{model}={made}", "--path-tables", f"{model}={paths}"]
+            shape, _, kind = model.partition(":")
+            place = ["--shapes", shape, "--json", out, *(["--type", kind] if kind else [])]
+            bench(*place, "--decode-tokens", 1, "--flags", "exact=--cpu-helper off")  # Writes the model.
+            name = re.compile(rf"devices-{re.escape(shape)}-\d+{f'-{kind}' if kind else ''}\.gguf", re.IGNORECASE)
+            file = next(file for file in (ROOT / "target/tmp").iterdir() if name.fullmatch(file.name))
+            made, paths = measured(file, "q4_0" if re.search("f16|f32", model) else "q2_k", [f"{percent}%" for percent in run["percent"]])
+            mixes = Path(scratch) / "mixes.json"  # The bench copies it to where it lies already.
+            mixes.write_bytes(made.read_bytes())
+            place += ["--profiles", f"{shape}={mixes}", "--path-tables", f"{shape}={paths}", *requests]
             for percent in run["percent"]:
-                rows = []
-                for arm in run["arms"]:
-                    share = f" --device-cache {run['least']}%" if ARMS[arm].get("least") else ""
-                    rows.append(f"{arm}={'' if arm == 'llama' else flags_of(arm, model) + share}")
-                for prompt in dict.fromkeys(prompt for prompt, _ in run["tests"]):
-                    bench(*model_flags, 96, *files, "--percent", percent, "--prompt-tokens", prompt, "--rows", ";".join(rows),
-                          "--json", out)
-                    for row in json.loads(out.read_text())["rows"]:
-                        tests = [decode for own, decode in run["tests"] if own == prompt]
-                        found += [{
-                            "model": model, "place": f"{percent} %", "arm": row["row"], "prompt": prompt, "decode": decode,
-                            "prompt_ts": row["prompt_tokens_per_second"], "decode_ts": row["decode_tokens_per_second"],
-                            "bytes": row["link_bytes"], "kl": row["kl"], "outcome": row["error"] or "ok",
-                        } for decode in tests]
+                arms = []
+                for arm in (arm for arm in run["arms"] if arm != "llama"):
+                    least = f" --device-cache {run['least']}%" if ARMS[arm].get("least") else ""
+                    arms.append(f"{arm}={flags_of(arm, model)}{least}")
+                bench(*place, "--percent", percent, "--flags", ";".join(arms))
+                for row in json.loads(out.read_text())["rows"]:
+                    arm = "llama" if row["flags"] is None else row["row"]
+                    base = {"model": model, "place": f"{percent} %", "arm": arm, "kl": row["kl"], "outcome": row["error"] or "ok"}
+                    found += [base | {
+                        "prompt": one["prompt_tokens"], "decode": one["decode_tokens"],
+                        "prompt_ts": one["prompt_tokens"] / one["prompt_seconds"],
+                        "decode_ts": one["decode_tokens"] / one["decode_seconds"], "bytes": row["link_bytes"],
+                    } for one in row["requests"]] or [base]
     return found
 
 
@@ -231,7 +235,7 @@ def values(records: list[dict], run: str, arm: str, metric: str) -> dict[tuple, 
     found: dict[tuple, list] = {}
     for one in records:
         if (one["run"], one["arm"]) == (other or run, arm) and model in ("", one["model"]) and one["outcome"] == "ok":
-            kind = "" if model else re.sub(r"-(f16|f32|q\d\w*)$", "", one["model"])
+            kind = "" if model else re.sub(r"[-:](f16|f32|q\d\w*)$", "", one["model"])
             place = one["place"] if len(listed(RUNS[run].get("cache", RUNS[run].get("budgets", "")))) > 1 else ""
             key = (kind, place, one.get("text"), one.get("prompt"), one.get("decode"))
             found.setdefault(key, []).append(METRICS[metric](one))
