@@ -11,6 +11,7 @@ use ggml_sys::llama::{
 };
 
 use crate::memory::{buffer_of, device_buffer_type, host_buffer_type};
+use crate::schedule::Sharing;
 use crate::shared::{Pointers, Shared};
 use crate::{Options, Pinned, stream};
 
@@ -58,6 +59,7 @@ pub fn register(options: Options) -> Device {
     let pool = &*POOL;
     let index = NEXT.fetch_add(1, Ordering::Relaxed);
     let shared = pool.get(index).unwrap_or_else(|| panic!("at most {DEVICES_MAX} lagging devices in a process"));
+    shared.state().schedule.sharing = Sharing::of(&options);
     assert!(shared.options.set(options).is_ok(), "a device is handed out once");
     Device { shared }
 }
@@ -214,7 +216,7 @@ unsafe extern "C" fn device_seconds(dev: ggml_backend_dev_t) -> f64 {
 unsafe extern "C" fn host_work(dev: ggml_backend_dev_t, bytes: u64) {
     // SAFETY: the caller passes our device.
     let shared = unsafe { shared_of(dev) };
-    shared.state().schedule.host += bytes as f64 / shared.options().host_bandwidth;
+    shared.state().schedule.host_work(bytes as f64 / shared.options().host_bandwidth);
 }
 
 unsafe extern "C" fn device_name(dev: ggml_backend_dev_t) -> *const c_char {

@@ -66,6 +66,10 @@ pub struct Options {
     pub wait_latency: f64,
     /// Bytes of weights per second that the host's CPU multiplies by, if the caller reports its work.
     pub host_bandwidth: f64,
+    /// Bytes per second of host memory, which copies and the host's products share.
+    pub host_memory_bandwidth: f64,
+    /// Bytes per second of files.
+    pub disk_bandwidth: f64,
     /// Seconds every node takes besides its bytes.
     pub node_latency: f64,
     /// Bytes of weights (`MUL_MAT`, `MUL_MAT_ID`: slices of the experts used) or results (other nodes) per second.
@@ -96,6 +100,8 @@ impl Default for Options {
             small_copy_bytes: 0,
             wait_latency: 0.0,
             host_bandwidth: f64::INFINITY,
+            host_memory_bandwidth: f64::INFINITY,
+            disk_bandwidth: f64::INFINITY,
             node_latency: 0.0,
             compute_bandwidth: 1e10,
             without: Vec::new(),

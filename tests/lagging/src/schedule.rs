@@ -5,8 +5,13 @@
 //! link. A copy takes the first gap of the link that is long enough; times are settled as soon as everything they
 //! depend on is known, which for a graph is when it has run (its cost depends on the router's ids). The order of
 //! execution therefore does not change the result, unless two streams ask for the same gap.
+//!
+//! Copies and the host's products share the host's memory. Of two that overlap, the one whose time is settled later
+//! gets the bandwidth that the other leaves.
 
 use std::collections::VecDeque;
+
+use crate::Options;
 
 /// When an event was recorded; settled later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +54,37 @@ pub(crate) struct Schedule {
     streams: Vec<Clock>,
     moments: Vec<Option<f64>>,
     graphs: Vec<Option<f64>>,
-    link: Link,
+    link: Busy,
+    /// The host's products.
+    work: Busy,
+    pub(crate) sharing: Sharing,
+}
+
+/// Speeds beside the other reader of host memory, as parts of the speed alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Sharing {
+    copies: f64,
+    products: f64,
+}
+
+impl Default for Sharing {
+    fn default() -> Self {
+        Sharing { copies: 1.0, products: 1.0 }
+    }
+}
+
+impl Sharing {
+    /// However little is left, the reader goes on.
+    const LEAST: f64 = 0.05;
+
+    pub(crate) fn of(options: &Options) -> Self {
+        let &Options { link_bandwidth, host_bandwidth, host_memory_bandwidth, .. } = options;
+        if host_memory_bandwidth.is_infinite() {
+            return Sharing::default();
+        }
+        let left = |own: f64, other: f64| ((host_memory_bandwidth - other) / own).clamp(Self::LEAST, 1.0);
+        Sharing { copies: left(link_bandwidth, host_bandwidth), products: left(host_bandwidth, link_bandwidth) }
+    }
 }
 
 impl Schedule {
@@ -95,8 +130,23 @@ impl Schedule {
 
     /// A synchronous copy: the host waits for the link and for the copy, and `latency` longer.
     pub(crate) fn host_copy(&mut self, seconds: f64, latency: f64) {
-        self.copy_busy += seconds;
-        self.host = self.link.take(self.host, seconds) + latency;
+        self.host = self.take_link(self.host, seconds) + latency;
+    }
+
+    /// The host multiplies, which takes so long if nothing is copied meanwhile.
+    pub(crate) fn host_work(&mut self, seconds: f64) {
+        let end = self.link.end_beside(self.host, seconds, self.sharing.products);
+        self.work.insert(self.host, end);
+        self.host = end;
+    }
+
+    /// Returns when a copy ends that starts no earlier than `ready`.
+    fn take_link(&mut self, ready: f64, seconds: f64) -> f64 {
+        let end_of = |start| self.work.end_beside(start, seconds, self.sharing.copies);
+        let (start, end) = self.link.gap(ready, end_of);
+        self.link.insert(start, end);
+        self.copy_busy += end - start;
+        end
     }
 
     /// The host waits for everything on a stream, all of which has run.
@@ -128,7 +178,7 @@ impl Schedule {
     /// Starts again at zero; everything submitted has run.
     pub(crate) fn reset(&mut self) {
         (self.host, self.copy_busy, self.compute_busy) = (0.0, 0.0, 0.0);
-        self.link = Link::default();
+        (self.link, self.work) = Default::default();
         for clock in &mut self.streams {
             assert!(clock.open.is_empty(), "everything before a reset has run");
             (clock.time, clock.seen, clock.blocking) = (0.0, 0.0, 0);
@@ -151,10 +201,7 @@ impl Schedule {
         while let Some(&Entry { submitted, step }) = self.streams[stream].open.front() {
             let start = self.streams[stream].time.max(submitted);
             let end = match step {
-                Step::Copy { seconds } => {
-                    self.copy_busy += seconds;
-                    self.link.take(start, seconds)
-                }
+                Step::Copy { seconds } => self.take_link(start, seconds),
                 Step::Graph(graph) => match self.graphs[graph.0] {
                     Some(seconds) => {
                         self.compute_busy += seconds;
@@ -180,25 +227,29 @@ impl Schedule {
     }
 }
 
-/// When the link is taken: intervals in order, none touching the next.
+/// When something is busy: intervals in order, none touching the next.
 #[derive(Default)]
-struct Link {
+struct Busy {
     taken: Vec<(f64, f64)>,
 }
 
-impl Link {
-    /// Takes the link for `seconds`, no earlier than `ready`; returns when that ends.
-    fn take(&mut self, ready: f64, seconds: f64) -> f64 {
+impl Busy {
+    /// The first gap no earlier than `ready` that is long enough, given the end for each start.
+    fn gap(&self, ready: f64, end_of: impl Fn(f64) -> f64) -> (f64, f64) {
         let mut start = ready;
-        let mut next = self.taken.partition_point(|&(_, end)| end <= ready);
-        while let Some(&(from, to)) = self.taken.get(next) {
-            if start + seconds <= from {
+        let next = self.taken.partition_point(|&(_, end)| end <= ready);
+        for &(from, to) in &self.taken[next..] {
+            if end_of(start) <= from {
                 break;
             }
             start = start.max(to);
-            next += 1;
         }
-        let end = start + seconds;
+        (start, end_of(start))
+    }
+
+    /// Adds an interval in a gap.
+    fn insert(&mut self, start: f64, end: f64) {
+        let next = self.taken.partition_point(|&(from, _)| from < start);
         let touches_before = next > 0 && self.taken[next - 1].1 >= start;
         let touches_after = self.taken.get(next).is_some_and(|&(from, _)| from <= end);
         match (touches_before, touches_after) {
@@ -210,13 +261,35 @@ impl Link {
             (false, true) => self.taken[next].0 = start,
             (false, false) => self.taken.insert(next, (start, end)),
         }
-        end
+    }
+
+    /// When something ends that takes `seconds` alone and is slowed down to `rate` while this is busy.
+    fn end_beside(&self, start: f64, seconds: f64, rate: f64) -> f64 {
+        if rate >= 1.0 {
+            return start + seconds;
+        }
+        let (mut time, mut left) = (start, seconds);
+        let next = self.taken.partition_point(|&(_, end)| end <= start);
+        for &(from, to) in &self.taken[next..] {
+            if time + left <= from {
+                break;
+            }
+            left -= (from - time).max(0.0);
+            time = time.max(from);
+            if left <= (to - time) * rate {
+                return time + left / rate;
+            }
+            left -= (to - time) * rate;
+            time = to;
+        }
+        time + left
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Schedule;
+    use super::{Schedule, Sharing};
+    use crate::Options;
 
     #[test]
     fn a_waiting_graph_starts_when_its_copy_ends() {
@@ -308,5 +381,37 @@ mod tests {
         assert_eq!(schedule.host, 6.0, "two copies, and a wait for each");
         schedule.host_copy(1.0, 0.5);
         assert_eq!(schedule.host, 7.5);
+    }
+
+    #[test]
+    fn copies_and_products_share_host_memory() {
+        let mut schedule = Schedule { sharing: Sharing { copies: 0.5, products: 0.25 }, ..Schedule::default() };
+        let (compute, copies) = (schedule.stream(), schedule.stream());
+        schedule.copy(copies, 4.0);
+        schedule.host_work(2.0);
+        assert_eq!(schedule.host, 5.0, "a quarter of its speed until the copy ends at 4, then all of it");
+        // This copy is settled after the products it overlaps.
+        let graph = schedule.graph(compute);
+        schedule.copy(compute, 4.0);
+        schedule.host_work(4.0);
+        schedule.graph_done(graph, 1.0);
+        schedule.synchronize(compute, 0.0);
+        assert_eq!(schedule.host, 11.5, "half its speed from 6 to 9, then all of it");
+        assert_eq!(schedule.copy_busy, 9.5, "4 and 5.5");
+        schedule.reset();
+        schedule.host_work(1.0);
+        assert_eq!(schedule.host, 1.0);
+    }
+
+    #[test]
+    fn one_reader_gets_what_the_other_leaves() {
+        let options =
+            Options { link_bandwidth: 32.0, host_bandwidth: 64.0, host_memory_bandwidth: 80.0, ..Options::default() };
+        assert_eq!(Sharing::of(&options), Sharing { copies: 0.5, products: 0.75 });
+        assert_eq!(Sharing::of(&Options::default()), Sharing::default());
+        let wide = Options { host_memory_bandwidth: 96.0, ..options.clone() };
+        assert_eq!(Sharing::of(&wide), Sharing::default());
+        let narrow = Options { host_memory_bandwidth: 64.0, ..options };
+        assert_eq!(Sharing::of(&narrow), Sharing { copies: 0.05, products: 0.5 });
     }
 }
