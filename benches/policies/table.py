@@ -5,7 +5,7 @@ import json
 import sys
 
 PERCENTS = ["25", "37.5", "50", "62.5", "75"]
-ORDER = "lru lfu hobbit edgemoe smoe arc learned".split()
+ORDER = "lru lfu hobbit edgemoe smoe arc classlru learned".split()
 
 
 def key(file):

@@ -19,7 +19,12 @@ const ROUTES_RECALL: f64 = 80.0;
 #[command(next_help_heading = "Expert caches (hobbit's own)")]
 pub struct CachingArgs {
     /// Eviction policy
-    #[arg(long, value_name = "lru|lfu|hobbit|edgemoe|smoe|arc|learned", default_value_t, env = "HOBBIT_ARG_POLICY")]
+    #[arg(
+        long,
+        value_name = "lru|lfu|hobbit|edgemoe|smoe|arc|classlru|learned",
+        default_value_t,
+        env = "HOBBIT_ARG_POLICY"
+    )]
     pub policy: PolicyKind,
     /// Weights of --policy hobbit: recency, uses, high-precision uses and distance of the layer, four numbers with
     /// commas; hobbit-sim calibrate finds them for a model

@@ -51,7 +51,7 @@ fn pages_and_scripts() {
     let offered =
         |flag: &str| bash.split(&format!("                {flag})\n")).nth(1).unwrap().lines().next().unwrap();
     for (flag, part) in [
-        ("--policy", "compgen -W \"lru lfu hobbit edgemoe smoe arc learned\""),
+        ("--policy", "compgen -W \"lru lfu hobbit edgemoe smoe arc classlru learned\""),
         ("--color", "compgen -W \"on off auto\""),
         ("--mem-budget", "COMPREPLY=(\"${cur}\")"),
     ] {

@@ -4,6 +4,7 @@
 //! common share ([`crate::cache::PoolLayout::is_common`]) they are of any layer.
 
 mod belady;
+mod class_lru;
 mod edgemoe;
 mod hobbit;
 mod learned;
@@ -13,6 +14,7 @@ mod smoe;
 mod tests;
 
 pub use belady::{Belady, Upcoming};
+pub use class_lru::ClassLru;
 pub use edgemoe::EdgeMoe;
 pub use hobbit::{Hobbit, Weights, WeightsError};
 pub use learned::Learned;
@@ -134,13 +136,14 @@ pub enum PolicyKind {
     EdgeMoe,
     Smoe,
     Arc,
+    ClassLru,
     #[default]
     Learned,
 }
 
 named! { PolicyKind, "cache policy":
     Lru = "lru", Lfu = "lfu", Hobbit = "hobbit", EdgeMoe = "edgemoe", Smoe = "smoe", Arc = "arc",
-    Learned = "learned" | "foresight",
+    ClassLru = "classlru", Learned = "learned" | "foresight",
 }
 
 impl PolicyKind {
@@ -176,6 +179,7 @@ pub fn build(kind: PolicyKind, weights: &Weights, shape: Shape) -> Box<dyn Polic
         PolicyKind::EdgeMoe => Box::new(EdgeMoe::new(shape.n_layers)),
         PolicyKind::Smoe => Box::new(Smoe::default()),
         PolicyKind::Arc => Box::new(Arc::default()),
+        PolicyKind::ClassLru => Box::new(ClassLru::default()),
         PolicyKind::Learned => Box::new(Learned::new(shape.low_cost)),
     }
 }
