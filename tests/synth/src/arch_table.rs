@@ -171,7 +171,7 @@ pub(super) const ARCHS: &[Arch] = &[
         keys: &[("attention.sliding_window", Int(131_072))],
         ff_is_expert: true, ..Arch::PLAIN },
     Arch { name: "qwen2moe", tensors: &[MODEL, ATTENTION, QKV_BIAS, FFN_NORM, EXPERTS, SHARED_GATE, SHARED],
-        shared: ONE, ..Arch::PLAIN },
+        shared: AT_LEAST_ONE, ..Arch::PLAIN },
     Arch { name: "qwen3moe", tensors: &[MODEL, ATTENTION, HEAD_NORMS, FFN_NORM, EXPERTS], ..Arch::PLAIN },
     Arch { name: "qwen3vlmoe", tensors: &[MODEL, ATTENTION, HEAD_NORMS, FFN_NORM, EXPERTS],
         keys: &[("rope.dimension_sections", RopeSections)], ..Arch::PLAIN },
