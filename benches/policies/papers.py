@@ -21,6 +21,8 @@ LAYER_MS = 0.17
 LINK = ["--link", "1.8GiB", "--latency-us", "100"]
 THRESHOLDS = ["--t1", "0.6", "--t2", "0.9"]
 LOW_SHARE = "20%"
+# A layer of HOBBIT begins when its loads have ended (3.1).
+WAITS = ["--overlap", "off"]
 NOT = "–"
 
 
@@ -220,8 +222,9 @@ def hobbit_policies(subject):
 def hobbit_thresholds(subject):
     t1, t2 = subject.shares()
     lines = [["T1 / T2 for 67 % high, 30 % low, 3 % skipped", "0.6 / 0.9 (Mixtral)", f"{t1:.2f} / {t2:.2f}"]]
-    exact = replay(subject.evaluation, *subject.time)
-    mixed = replay(subject.evaluation, *subject.time, "--low-bytes", LOW_BYTES, "--low-share", LOW_SHARE, *THRESHOLDS, "--upgrade", "off")
+    timed = [*subject.time, *WAITS]
+    exact = replay(subject.evaluation, *timed)
+    mixed = replay(subject.evaluation, *timed, "--low-bytes", LOW_BYTES, "--low-share", LOW_SHARE, *THRESHOLDS, "--upgrade", "off")
     for budget in BUDGETS:
         base, own = exact[budget, "none", "lru"], mixed[budget, "none", "lru"]
         lines.append([f"decode with dynamic loading, {budget}, simulated", "1.19 to 1.57x", speed(own, base)])
@@ -242,11 +245,11 @@ def hobbit_gates(subject):
         ("exact", "1.01x, below 1x", []),
         ("mixed", "1.05x", ["--low-bytes", LOW_BYTES, "--low-share", LOW_SHARE, *THRESHOLDS, "--upgrade", "off"]),
     ]:
-        bare = replay(subject.evaluation, *subject.time, *more)
+        bare = replay(subject.evaluation, *subject.time, *WAITS, *more)
         for budget in BUDGETS:
             cells = []
             for distance in range(1, min(subject.distance, 4) + 1):
-                words = [*subject.time, *more, "--predictor", "stacked-gate", "--distance", str(distance)]
+                words = [*subject.time, *WAITS, *more, "--predictor", "stacked-gate", "--distance", str(distance)]
                 words += ["--prefetch", "all"]
                 ahead = replay(subject.evaluation, *words, budgets=[budget])[budget, "stacked-gate", "lru"]
                 cells.append(f"p = {distance}: {speed(ahead, bare[budget, 'none', 'lru'])}")

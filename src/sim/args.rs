@@ -182,6 +182,9 @@ pub struct WorldArgs {
     /// (auto), or, without judging them, every one (all), as many as a layer has time for (budget) or three (top-3)
     #[arg(long, value_name = "auto|on|all|budget|top-3", default_value = "on")]
     pub prefetch: options::Prefetch,
+    /// Compute with the experts of a layer that are in memory while others are read, as hobbit-cli --overlap
+    #[arg(long, value_name = Switch::NAME)]
+    pub overlap: Option<Switch>,
     #[command(flatten)]
     pub machine: MachineArgs,
 }
@@ -281,6 +284,7 @@ impl WorldArgs {
             "--virtual-update is of no use without --virtual-experts on"
         );
         config.weights = self.policy_weights.unwrap_or(config.weights);
+        config.overlap = self.overlap.map_or(config.overlap, |switch| switch.0);
         let MachineArgs { link, latency_us, reads, layer_ms, expert_ms } = self.machine;
         let recorded = &mut config.link;
         recorded.bytes_per_second = link.map_or(recorded.bytes_per_second, |bytes| bytes as f64);

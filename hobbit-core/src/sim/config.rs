@@ -146,6 +146,8 @@ pub struct Config {
     pub predictor: PredictedBy,
     /// Prefetching; `None` turns it off.
     pub prefetch: Option<Prefetch>,
+    /// Products of a layer begin before all of its reads have ended.
+    pub overlap: bool,
     pub link: LinkModel,
     pub compute: Compute,
     /// `None`: all products run on the host's slots.
@@ -186,6 +188,7 @@ impl Config {
             routing: settings.routing.clone(),
             prefetch: is_read_ahead.then_some(Prefetch { distance_max, rule: recorded.rule(), tries }),
             predictor,
+            overlap: settings.more.get("overlap").is_none_or(|word| word != "off"),
             link,
             compute: Compute::Recorded,
             device: None,

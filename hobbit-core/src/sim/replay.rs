@@ -97,7 +97,7 @@ impl<'a> Replay<'a> {
             layout: layout(header, config, &cache),
             cache,
             staging: StagingOptions { n_slots: None, ahead: false },
-            overlaps: true,
+            overlaps: config.overlap,
             precisions: precisions(config),
             lookahead: config.prefetch.map(|prefetch| lookahead(recording, config, prefetch)),
         });
@@ -264,6 +264,7 @@ impl residency::Compute<Link, Tally<'_>> for RecordedLayer<'_> {
     }
 
     /// Multiplies resident experts first, those on the device before others, then each expert when its read completes.
+    /// Without overlap, all of that comes behind the reads.
     fn products(
         &mut self,
         residency: &mut Host<'_>,
@@ -271,12 +272,14 @@ impl residency::Compute<Link, Tally<'_>> for RecordedLayer<'_> {
         step: &LayerStep,
     ) -> Result<(), Infallible> {
         let seconds = self.expert_seconds(step.used.len());
+        let began = residency.reads().seconds();
+        residency.memory.wait_for_all(step, &[WHOLE]);
+        let mut stalled = residency.reads().seconds() - began;
         if let Some(device) = &mut self.device {
             device.use_experts(selection, step);
             let n_there = step.used.iter().filter(|used| used.is_on_device).count();
             pass(residency, device.expert_seconds * n_there as f64);
         }
-        let mut stalled = 0.0;
         let elsewhere = step.used.iter().filter(|used| !used.is_on_device);
         let mut left: Vec<(Used, SliceId)> =
             elsewhere.map(|&used| (used, SliceId { version: step.version(used), kind: WHOLE })).collect();

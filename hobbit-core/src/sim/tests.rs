@@ -329,6 +329,23 @@ fn a_perfect_guess_hides_what_time_allows() {
 }
 
 #[test]
+fn without_overlap_a_layer_begins_when_its_reads_have_ended() {
+    // A token of one hit and two misses: reads take 4 seconds each, the products of an expert 1, the rest 2.
+    let toy = toy(1, 4, 3, 4);
+    let recording = recording(&toy.record(&[vec![vec![vec![vec![0, 1, 2]]], vec![vec![vec![1, 2, 3]]]]]));
+    let seconds = |overlap| {
+        let link = LinkModel { bytes_per_second: 1000.0, latency_seconds: 0.0, in_flight: 1 };
+        let compute = Compute::Given { layer_seconds: 2.0, expert_seconds: 1.0 };
+        let config = Config { overlap, link, compute, ..Config::recorded(&recording).unwrap() };
+        let decode = replayed(&recording, &config).1.decode;
+        (decode.seconds, decode.stall_seconds)
+    };
+    // Reads until 14, the last product until 15; then 2 + 4 + 1 with two products beside the read.
+    assert_eq!(seconds(true), (22.0, 12.0));
+    assert_eq!(seconds(false), (26.0, 16.0));
+}
+
+#[test]
 fn a_dense_batch_fills_the_next_layers_empty_slots() {
     let recording =
         recording(&toy(2, 4, 2, 3).record(&[vec![vec![vec![vec![0, 1], vec![2, 3]], vec![vec![0, 1], vec![3, 1]]]]]));

@@ -114,6 +114,7 @@ pub(super) fn trace_header(
             more: [
                 ("policy_weights".to_owned(), model.shared.options.caching.weights.to_string()),
                 ("slots".to_owned(), options.caching.slots.to_string()),
+                ("overlap".to_owned(), if options.caching.overlap { "on" } else { "off" }.to_owned()),
             ]
             .into(),
         },
