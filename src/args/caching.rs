@@ -30,8 +30,7 @@ pub struct CachingArgs {
     /// commas; hobbit-sim calibrate finds them for a model
     #[arg(long, value_name = "LRU,LFU,LHU,FLD", default_value_t, env = "HOBBIT_ARG_POLICY_WEIGHTS")]
     pub policy_weights: Weights,
-    /// How layers share the slots: even, or shallow-first:N (the first N layers whole first). A layer keeps as many as
-    /// a token uses
+    /// How layers share the slots: even, or shallow-first:N (the first N layers whole first; others may have none)
     #[arg(long = "expert-slots", value_name = "even|shallow-first[:N]", default_value_t, env = "HOBBIT_ARG_SLOTS")]
     pub slots: Allocation,
     /// Predictor of the experts that the next layers will use (default: stacked-gate in trials, see --prefetch auto;

@@ -11,7 +11,7 @@ pub enum Allocation {
     #[default]
     Even,
     /// Fate's shallow-favouring cache (section 4.4): the first layers get slots for all of their experts, one layer
-    /// after the other, and the others share the remaining slots equally.
+    /// after the other, and the others share the remaining slots equally. A layer without slots runs on staging.
     ShallowFirst {
         /// How many layers come first.
         layers: u16,
@@ -55,27 +55,31 @@ pub struct LayerDemand {
     pub depth: u16,
     /// Versions that may have slots.
     pub members: u32,
-    /// Experts that one token uses. Every layer gets this many slots before any gets more: with fewer, nothing stays
-    /// resident from one token to the next, whatever the policy.
+    /// Experts that one token uses. With [`Allocation::Even`] every layer gets this many slots before any gets more:
+    /// with fewer, nothing stays resident from one token to the next, whatever the policy.
     pub needs: u32,
 }
 
 /// Slots of each layer, in order: at most `n_slots` together, none more than its members, and all slots that members
-/// can use. Every layer gets its needs first, or an equal part if there are too few slots; `kind` divides the rest.
-/// Equal demands give shares that differ by at most one, earlier layers having more.
+/// can use. With [`Allocation::Even`], equal demands give shares that differ by at most one, earlier layers having more.
 pub fn allocate(kind: Allocation, n_slots: u32, layers: &[LayerDemand]) -> Vec<u32> {
+    match kind {
+        Allocation::Even => by_needs(n_slots, layers),
+        Allocation::ShallowFirst { layers: n_shallow } => shallow_first(n_slots, layers, n_shallow),
+    }
+}
+
+/// Every layer gets its needs first, or an equal part if there are too few slots; the rest is divided equally.
+fn by_needs(n_slots: u32, layers: &[LayerDemand]) -> Vec<u32> {
     let needs: Vec<u32> = layers.iter().map(|layer| layer.needs.min(layer.members)).collect();
     let members: Vec<u32> = layers.iter().map(|layer| layer.members).collect();
     let equal = even(n_slots, &members);
-    if kind == Allocation::Even && equal.iter().zip(&needs).all(|(share, needs)| share >= needs) {
+    if equal.iter().zip(&needs).all(|(share, needs)| share >= needs) {
         return equal;
     }
     let mut shares = even(n_slots, &needs);
     let left = n_slots - shares.iter().sum::<u32>();
-    match kind {
-        Allocation::Even => add_even(&mut shares, left, layers, |_| true),
-        Allocation::ShallowFirst { layers: n_shallow } => shallow_first(&mut shares, left, layers, n_shallow),
-    }
+    add_even(&mut shares, left, layers, |_| true);
     shares
 }
 
@@ -104,14 +108,14 @@ fn add_even(shares: &mut [u32], n_slots: u32, layers: &[LayerDemand], is_asked: 
     shares.iter_mut().zip(even(n_slots, &rooms)).for_each(|(share, more)| *share += more);
 }
 
-fn shallow_first(shares: &mut [u32], n_slots: u32, layers: &[LayerDemand], n_shallow: u16) {
-    let mut left = n_slots;
+fn shallow_first(n_slots: u32, layers: &[LayerDemand], n_shallow: u16) -> Vec<u32> {
+    let (mut shares, mut left) = (vec![0; layers.len()], n_slots);
     for (share, layer) in shares.iter_mut().zip(layers).filter(|(_, layer)| layer.depth < n_shallow) {
-        let more = left.min(layer.members - *share);
-        left -= more;
-        *share += more;
+        *share = left.min(layer.members);
+        left -= *share;
     }
-    add_even(shares, left, layers, |layer| layer.depth >= n_shallow);
+    add_even(&mut shares, left, layers, |layer| layer.depth >= n_shallow);
+    shares
 }
 
 #[cfg(test)]

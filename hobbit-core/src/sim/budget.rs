@@ -65,7 +65,7 @@ pub struct LayerSlots {
 /// Slots of each layer of the header. `low_percent` of the bytes go to low versions, evenly, if there are any.
 ///
 /// As in [`crate::plan`], layers whose experts are equally large form a pool, and every pool gets the same share of its
-/// experts. The layers of a pool divide its slots: each gets as many as a token uses before any gets more.
+/// experts. The layers of a pool divide its slots by [`allocate`].
 pub fn slots(header: &Header, budget: Budget, allocation: Allocation, low_percent: f64) -> Vec<LayerSlots> {
     let layers = &header.model.layers;
     let high_size = |layer: &Layer| layer.bytes_high;
@@ -210,7 +210,7 @@ mod tests {
     fn shallow_layers_first() {
         let header = header(&[8, 8, 8]);
         assert_eq!(high(&header, "1400", "shallow-first:1"), [8, 3, 3]);
-        assert_eq!(high(&header, "1400", "shallow-first:2"), [8, 4, 2], "a token uses two");
+        assert_eq!(high(&header, "1400", "shallow-first:2"), [8, 6, 0], "although a token uses two");
         assert_eq!(high(&header, "1400", "shallow-first:0"), [5, 5, 4]);
     }
 

@@ -37,9 +37,14 @@ fn shallow_layers_are_filled_first() {
 
 #[test]
 fn every_layer_gets_what_a_token_uses_first() {
-    let shares = |kind, n_slots| allocate(kind, n_slots, &in_need(&[8, 8, 8, 1], 2));
-    let shallow = Allocation::ShallowFirst { layers: 1 };
-    assert_eq!([5, 7, 9, 20].map(|n| shares(shallow, n)), [[2, 1, 1, 1], [2, 2, 2, 1], [4, 2, 2, 1], [8, 6, 5, 1]]);
+    let shares = |n_slots| allocate(Allocation::Even, n_slots, &in_need(&[8, 8, 8, 1], 2));
+    assert_eq!([5, 7, 9, 20].map(shares), [[2, 1, 1, 1], [2, 2, 2, 1], [3, 3, 2, 1], [7, 6, 6, 1]]);
+}
+
+#[test]
+fn shallow_layers_are_whole_before_others_have_what_a_token_uses() {
+    let shares = |n_slots| allocate(Allocation::ShallowFirst { layers: 2 }, n_slots, &in_need(&[8; 4], 2));
+    assert_eq!([7, 15, 16, 19].map(shares), [[7, 0, 0, 0], [8, 7, 0, 0], [8, 8, 0, 0], [8, 8, 2, 1]]);
 }
 
 #[test]
@@ -69,7 +74,7 @@ proptest! {
             let usable: u32 = demands.iter().map(|demand| demand.members).sum();
             prop_assert_eq!(shares.iter().sum::<u32>(), usable.min(n_slots));
             let needs: Vec<u32> = demands.iter().map(|demand| demand.needs.min(demand.members)).collect();
-            if needs.iter().sum::<u32>() <= n_slots {
+            if kind == Allocation::Even && needs.iter().sum::<u32>() <= n_slots {
                 prop_assert!(shares.iter().zip(&needs).all(|(share, needs)| share >= needs), "{:?}", shares);
             }
             let members: Vec<u32> = demands.iter().map(|demand| demand.members).collect();
