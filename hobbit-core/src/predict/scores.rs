@@ -67,6 +67,11 @@ impl Popularity {
         self.n_tokens.clear();
     }
 
+    /// Whether nothing is expected, for example because the router is not known.
+    pub fn is_empty(&self) -> bool {
+        self.n_tokens.is_empty()
+    }
+
     /// Tokens that are expected to use an expert.
     pub fn of(&self, expert: u16) -> u32 {
         self.n_tokens.get(usize::from(expert)).copied().unwrap_or(0)

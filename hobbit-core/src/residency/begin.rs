@@ -129,7 +129,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             // About as many as here are wanted in high precision.
             let n_high = || step.used.iter().filter(|used| used.precision == Precision::High).count();
             let most = (!self.precisions.is_exact()).then(n_high);
-            self.memory.read_next_layer(layer, most, &selection.expected, devices);
+            let low_share = self.precisions.low_by_popularity(selection.phase());
+            self.memory.read_next_layer(layer, (most, low_share), &selection.expected, devices);
         }
         self.memory.pump();
         step

@@ -13,6 +13,7 @@ use crate::cache::{Cache, ShareId, SliceState, SlotId};
 use crate::expert::{ExpertId, SliceId, SliceKind, Version};
 use crate::load::LoadClass;
 use crate::predict::Popularity;
+use crate::route::n_least_popular;
 use crate::store::ReadDone;
 
 /// The host's slots and the reads that fill them.
@@ -330,24 +331,34 @@ impl<R: Reads, O: Observer> Memory<R, O> {
         self.submit(class, reads);
     }
 
-    /// Fills what is free of the next layer's high share, and lines the rest up for staging: first what most tokens are
+    /// Fills what is free of the next layer's shares, and lines the rest up for staging: first what most tokens are
     /// expected to use. `most`: how many high versions will be wanted, if other versions may stand in for them.
+    /// `low_share`: the part of the layer's experts, least popular first, that will be low; high versions where the
+    /// popularity is not known.
     pub(super) fn read_next_layer(
         &mut self,
         layer: u16,
-        most: Option<usize>,
+        (most, low_share): (Option<usize>, f32),
         expected: &Popularity,
         devices: &dyn DeviceResidency,
     ) {
         let Some(next) = (layer + 1..self.layout.n_blocks()).find(|&layer| self.layout.has(layer)) else { return };
         let order = self.layout.load_order(next, &[]);
-        let mut missing: Vec<Version> = (0..self.layout.n_expert(next))
-            .map(|index| Version::high(ExpertId { layer: next, index }))
-            .filter(|&version| self.cache.lookup(version).is_none() && !devices.has(version))
-            .filter(|&version| most.is_none() || self.cache.lookup(Version::low(version.expert)).is_none())
-            .collect();
-        expected.sort(&mut missing, |version| version.expert.index);
-        missing.truncate(most.unwrap_or(usize::MAX));
+        let mut experts: Vec<ExpertId> =
+            (0..self.layout.n_expert(next)).map(|index| ExpertId { layer: next, index }).collect();
+        expected.sort(&mut experts, |expert| expert.index);
+        let n_low = if expected.is_empty() { 0 } else { n_least_popular(experts.len(), low_share) };
+        let low = experts.split_off(experts.len() - n_low);
+        let is_missing = |expert: &ExpertId| {
+            let [high, low] = [Version::high(*expert), Version::low(*expert)];
+            let is_here = self.cache.lookup(high).is_some() || devices.has(high);
+            !is_here && (most.is_none() || self.cache.lookup(low).is_none())
+        };
+        let high = experts.into_iter().filter(is_missing).map(Version::high).take(most.unwrap_or(usize::MAX));
+        let as_low = |expert| {
+            if self.layout.has_version(Version::low(expert)) { Version::low(expert) } else { Version::high(expert) }
+        };
+        let missing: Vec<Version> = high.chain(low.into_iter().filter(is_missing).map(as_low)).collect();
         let mut filled = Vec::new();
         let mut rest = Vec::new();
         for version in missing {

@@ -41,6 +41,13 @@ impl Precisions {
         !self.is_exact() || self.drop > 0.0 && phase.is_decode()
     }
 
+    /// Share of a layer's experts, the least popular ones, that this phase uses in low precision, if popularity alone
+    /// decides (Fate, section 4.5); else 0: which experts tokens rank first is not known before.
+    pub(super) fn low_by_popularity(&self, phase: Phase) -> f32 {
+        let is_alone = phase == Phase::Prompt && !self.is_exact() && self.thresholds.t1 >= 1.0;
+        if is_alone { self.options.prefill_low_at(self.thresholds.t1) } else { 0.0 }
+    }
+
     /// T1 = 0 loads nothing in high precision.
     pub fn loads_high(&self) -> bool {
         self.is_exact() || self.thresholds.t1 > 0.0

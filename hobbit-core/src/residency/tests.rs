@@ -164,6 +164,37 @@ fn the_experts_most_tokens_expect_are_read_ahead_first() {
 }
 
 #[test]
+fn the_least_popular_experts_of_a_prompt_are_read_ahead_in_low_precision() {
+    let small = Small { slots: (3, Some(1)), n_staging: 99, ..Small::default() };
+    let ahead = |expected: &[[u16; 2]], phase: Phase, t1: f32| {
+        let (mut toy, mut chosen) = (small.residency(), Selection::default());
+        (toy.precisions.options.prefill_low, toy.precisions.thresholds.t1) = (Some(0.25), t1);
+        chosen.set(&Split { phase, ..split(&small, 0, 4) }, 0..8).unwrap();
+        chosen.demand(&mut toy.precisions, &[0.25; 8]);
+        expected.iter().for_each(|token| chosen.expected.add(*token));
+        let step = begin_split(&mut toy, &mut chosen, &());
+        let is_gate = |target: &Target| match target {
+            Target::Slot { slice, .. } | Target::Staging { slice, .. } => slice.kind == Gate,
+            Target::Record { .. } => false,
+        };
+        let reads = toy.reads().waiting.iter();
+        let ahead = reads.filter(|(class, read)| *class == LoadClass::ReadAhead && is_gate(&read.target));
+        let versions: Vec<Version> = ahead.map(|(_, read)| read.target.version()).collect();
+        finish(&mut toy, &chosen, step);
+        let of = |precision| {
+            let own = versions.iter().filter(|version| version.precision == precision);
+            own.map(|version| version.expert.index).collect::<Vec<_>>()
+        };
+        [of(Precision::High), of(Precision::Low)]
+    };
+    let known = [[7, 2], [7, 4], [2, 7]];
+    assert_eq!(ahead(&known, Phase::Prompt, 1.0), [vec![7, 2, 4, 0, 1, 3], vec![5, 6]]);
+    assert_eq!(ahead(&[], Phase::Prompt, 1.0), [vec![0, 1, 2, 3, 4, 5], vec![]], "the popularity is not known");
+    assert_eq!(ahead(&known, Phase::Prompt, 0.6)[1], [0u16; 0], "a token's first experts stay high");
+    assert_eq!(ahead(&known, Phase::Decode, 1.0)[1], [0u16; 0], "what decodes is high");
+}
+
+#[test]
 fn a_prompts_uses_are_its_tokens() {
     let small = Small { n_layers: 1, policy: PolicyKind::Lfu, ..Small::default() };
     let (mut toy, mut chosen) = (small.residency(), Selection::default());

@@ -196,16 +196,20 @@ pub(crate) fn lower_least_popular(
     is_first: impl Fn(u16) -> bool,
     demands: &mut [Demand],
 ) {
-    let n_active = needed_by_popularity.len();
-    // 0.7 is less than seven tenths as f32; a last bit must not take an expert away.
-    let n_lowered = f64::from(share) * n_active as f64 * (1.0 + f64::from(f32::EPSILON));
-    let n_lowered = (n_lowered as usize).min(n_active);
+    let n_lowered = n_least_popular(needed_by_popularity.len(), share);
     let lowered = needed_by_popularity.iter().rev().filter(|index| !is_first(**index)).take(n_lowered);
     for &index in lowered {
         if let Some(demand) = demands.get_mut(usize::from(index)) {
             *demand = Demand::Low.min(*demand);
         }
     }
+}
+
+/// Experts that the share of the least popular ones has, of `n_active`: rounded down.
+pub(crate) fn n_least_popular(n_active: usize, share: f32) -> usize {
+    // 0.7 is less than seven tenths as f32; a last bit must not take an expert away.
+    let n = f64::from(share) * n_active as f64 * (1.0 + f64::from(f32::EPSILON));
+    (n as usize).min(n_active)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ mod fit;
 mod reroute;
 mod routing;
 
-pub(crate) use demand::lower_least_popular;
+pub(crate) use demand::{lower_least_popular, n_least_popular};
 pub use demand::{
     DECODE_TOKENS_MAX, Demand, Phase, ThresholdError, Thresholds, merge, renormalise, resolve, unimportance,
 };
