@@ -129,3 +129,24 @@ fn a_trace_has_layers_that_are_wholly_on_the_device() {
     }
     assert_sound(&device);
 }
+
+/// The host has a quarter of the experts, and is waited for whenever it reads another one.
+#[test]
+fn reads_of_files_take_the_devices_time() {
+    const BANDWIDTH: f64 = 1e6;
+    let case = model_case();
+    for unified in [false, true] {
+        let device = register(Options { unified, disk_bandwidth: BANDWIDTH, ..late() });
+        let reference = Reference::new(&case, &Placed::on(&[device.name()]));
+        let caching = CachingOptions { fill: false, ..caching(PolicyKind::Lru, Allocation::Even) };
+        let all = model_options(&device, QUARTER, caching);
+        let model = Model::open(&reference.path, &ModelOptions { expert_cache: QUARTER, ..all }).unwrap();
+        let mut session = model.session(&case.options).unwrap();
+        let read = |session: &Session| session.stats().total().bytes_read as f64;
+        let before = (read(&session), device.report().host_time);
+        same(&reference.expected, &case.run(&mut session).unwrap()).unwrap();
+        let (bytes, seconds) = (read(&session) - before.0, device.report().host_time - before.1);
+        assert!(bytes > 0.0 && seconds > bytes / BANDWIDTH, "{bytes} bytes in {seconds} s");
+        assert_sound(&device);
+    }
+}

@@ -32,7 +32,7 @@ struct UnderWay {
 
 /// Reads that wait, reads under way, and the clock.
 #[derive(Debug)]
-pub(super) struct Link {
+pub struct Link {
     model: LinkModel,
     waiting: [VecDeque<Read>; LoadClass::COUNT],
     /// Ascending by time of completion: the link serves one read after the other.
@@ -48,7 +48,8 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(model: LinkModel) -> Self {
+    /// A link at rest, at virtual time 0.
+    pub fn new(model: LinkModel) -> Self {
         let (waiting, under_way) = Default::default();
         Self { model, waiting, under_way, landed: Vec::new(), now: 0.0, free_at: 0.0, bytes: 0 }
     }
@@ -59,13 +60,13 @@ impl Link {
     }
 
     /// Completion time of the next read that is under way or could start now.
-    fn next_landing(&mut self) -> Option<f64> {
+    pub fn next_landing(&mut self) -> Option<f64> {
         self.start();
         self.under_way.front().map(|read| read.done)
     }
 
-    /// Advances the clock to `until` and completes reads in order.
-    fn advance(&mut self, until: f64) {
+    /// Advances the clock to `until`, in seconds, and completes reads in order. Earlier times change nothing.
+    pub fn advance(&mut self, until: f64) {
         while let Some(done) = self.next_landing().filter(|done| *done <= until) {
             self.now = self.now.max(done);
             self.landed.extend(self.under_way.pop_front().map(|under_way| under_way.read));

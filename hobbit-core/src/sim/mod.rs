@@ -36,7 +36,7 @@ use std::path::PathBuf;
 pub use budget::{Budget, LayerSlots, slots};
 pub use config::{Compute, Config, Device, Eviction, Memory, PredictedBy, Prefetch, Slots};
 pub use fit::{FitGoal, Fitted, fit};
-pub use link::LinkModel;
+pub use link::{Link, LinkModel};
 pub use outcome::{LayerOutcome, Outcome, PhaseOutcome, PrefetchOutcome, Shares};
 pub use recall::{path_recall, path_table, recall};
 pub use recording::{Batch, Event, Recording};

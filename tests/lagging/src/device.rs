@@ -199,11 +199,14 @@ unsafe extern "C" fn reg_device(reg: ggml_backend_reg_t, index: usize) -> ggml_b
 
 /// `hobbit_device_seconds`: the host's virtual time, so that decisions that are a matter of time depend on nothing
 /// else. `hobbit_device_host_work`: the host's CPU has multiplied by some bytes of weights, at `host_bandwidth`.
+/// `hobbit_device_host_wait`: the host waits until a moment. `hobbit_device_disk`: `disk_bandwidth`.
 unsafe extern "C" fn reg_proc_address(_: ggml_backend_reg_t, name: *const c_char) -> *mut c_void {
     // SAFETY: ggml passes a NUL-terminated name.
     match unsafe { CStr::from_ptr(name) }.to_bytes() {
         b"hobbit_device_seconds" => device_seconds as *mut c_void,
         b"hobbit_device_host_work" => host_work as *mut c_void,
+        b"hobbit_device_host_wait" => host_wait as *mut c_void,
+        b"hobbit_device_disk" => disk as *mut c_void,
         _ => ptr::null_mut(),
     }
 }
@@ -217,6 +220,17 @@ unsafe extern "C" fn host_work(dev: ggml_backend_dev_t, bytes: u64) {
     // SAFETY: the caller passes our device.
     let shared = unsafe { shared_of(dev) };
     shared.state().schedule.host_work(bytes as f64 / shared.options().host_bandwidth);
+}
+
+unsafe extern "C" fn host_wait(dev: ggml_backend_dev_t, until: f64) {
+    // SAFETY: the caller passes our device.
+    let mut state = unsafe { shared_of(dev) }.state();
+    state.schedule.host = state.schedule.host.max(until);
+}
+
+unsafe extern "C" fn disk(dev: ggml_backend_dev_t) -> f64 {
+    // SAFETY: the caller passes our device.
+    unsafe { shared_of(dev) }.options().disk_bandwidth
 }
 
 unsafe extern "C" fn device_name(dev: ggml_backend_dev_t) -> *const c_char {

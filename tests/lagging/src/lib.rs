@@ -68,7 +68,7 @@ pub struct Options {
     pub host_bandwidth: f64,
     /// Bytes per second of host memory, which copies and the host's products share.
     pub host_memory_bandwidth: f64,
-    /// Bytes per second of files.
+    /// Bytes per second of files. Infinite: reads take real time, as far as hobbit is concerned, and no virtual time.
     pub disk_bandwidth: f64,
     /// Seconds every node takes besides its bytes.
     pub node_latency: f64,

@@ -18,7 +18,7 @@ mod speed;
 pub(crate) use copies::{Copies, Uploads};
 pub(crate) use memory::{Memory, Refused, staging_stride};
 pub(crate) use slots::{DeviceSlots, SlotsOfLayer};
-pub(crate) use speed::Speed;
+pub(crate) use speed::{Clock, Speed};
 
 use std::ops::Range;
 use std::rc::Rc;

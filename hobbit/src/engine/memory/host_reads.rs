@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use crate::engine::ggml::repack::Interleaving;
 use crate::engine::memory::recorder::Recorder;
+use crate::engine::memory::virtual_disk::VirtualDisk;
 use hobbit_core::cache::{Cache, SlotId};
 use hobbit_core::expert::{ExpertId, Extent, SliceId, SliceKind, Version};
 use hobbit_core::gguf::{Catalog, LayerCatalog, SliceShape, SliceSource, Stored, VersionSource};
@@ -71,6 +72,8 @@ pub(crate) struct HostReads {
     /// By block, in the layout's order.
     shares: Vec<Vec<Share>>,
     began: Instant,
+    /// Where reads take a device's virtual time.
+    disk: Option<VirtualDisk>,
 }
 
 /// A layer's slots of one class.
@@ -83,7 +86,7 @@ struct Share {
     leads: Vec<u64>,
 }
 
-// SAFETY: the pointers in `Share` lead into arenas owned by the same value.
+// SAFETY: the pointers in `Share` lead into arenas owned by the same value; devices live as long as the process.
 unsafe impl Send for HostReads {}
 
 impl HostReads {
@@ -95,7 +98,7 @@ impl HostReads {
         (catalog, interleavings): (Catalog, Interleavings),
         pools: Vec<Arena>,
         (staging, staging_stride): (Arena, usize),
-        loader: Loader,
+        (loader, disk): (Loader, Option<VirtualDisk>),
     ) -> Self {
         let mut shares: Vec<Vec<Share>> = (0..layout.n_blocks()).map(|_| Vec::new()).collect();
         for layer in layout.layers() {
@@ -108,7 +111,7 @@ impl HostReads {
             let leads = source.slices.iter().map(|slice| slice.lead);
             assert!(leads.eq(share.leads.iter().copied()), "{version}: another lead");
         }
-        Self { loader, catalog, interleavings, pools, staging, staging_stride, shares, began: Instant::now() }
+        Self { loader, catalog, interleavings, pools, staging, staging_stride, shares, began: Instant::now(), disk }
     }
 
     pub(crate) fn catalog(&self) -> &Catalog {
@@ -309,33 +312,51 @@ impl Reads for HostReads {
         for arena in self.pools.iter().chain([&self.staging]) {
             requests.iter().for_each(|request| arena.need(request.dst.as_ptr(), request.capacity));
         }
-        self.loader.submit(class, requests)
+        let Some(disk) = &mut self.disk else { return self.loader.submit(class, requests) };
+        let refused = self.loader.submit(LoadClass::OnDemandHigh, requests);
+        disk.submit(class, reads, self.loader.drain().into_iter().chain(refused));
+        Vec::new()
     }
 
     fn withdraw(&mut self, class: LoadClass, unwanted: &mut dyn FnMut(u64) -> bool) -> Vec<u64> {
-        self.loader.withdraw(class, unwanted)
+        match &mut self.disk {
+            Some(disk) => disk.withdraw(class, unwanted),
+            None => self.loader.withdraw(class, unwanted),
+        }
     }
 
     fn promote(&mut self, needed: &mut dyn FnMut(u64) -> bool, to: LoadClass) {
-        self.loader.promote(needed, to);
+        match &mut self.disk {
+            Some(disk) => disk.promote(needed, to),
+            None => _ = self.loader.promote(needed, to),
+        }
     }
 
     fn poll(&mut self, landed: &mut Vec<ReadDone>) {
-        landed.extend(self.loader.poll());
+        match &mut self.disk {
+            Some(disk) => disk.poll(landed),
+            None => landed.extend(self.loader.poll()),
+        }
     }
 
     fn wait(&mut self, landed: &mut Vec<ReadDone>) -> bool {
+        if let Some(disk) = &mut self.disk {
+            return disk.wait(landed);
+        }
         let Some(done) = self.loader.wait() else { return false };
         landed.extend(done);
         true
     }
 
     fn drain(&mut self, landed: &mut Vec<ReadDone>) {
-        landed.extend(self.loader.drain());
+        match &mut self.disk {
+            Some(disk) => disk.drain(landed),
+            None => landed.extend(self.loader.drain()),
+        }
     }
 
     fn outstanding(&self) -> usize {
-        self.loader.outstanding()
+        self.disk.as_ref().map_or_else(|| self.loader.outstanding(), VirtualDisk::outstanding)
     }
 
     fn stats(&self) -> LoadStats {
@@ -343,7 +364,7 @@ impl Reads for HostReads {
     }
 
     fn seconds(&self) -> f64 {
-        self.began.elapsed().as_secs_f64()
+        self.disk.as_ref().map_or_else(|| self.began.elapsed().as_secs_f64(), VirtualDisk::seconds)
     }
 
     fn forget_fills(&mut self) {

@@ -6,3 +6,4 @@ pub(crate) mod pinned;
 pub(crate) mod recorder;
 pub(crate) mod state_file;
 pub(crate) mod tiers;
+pub(crate) mod virtual_disk;

@@ -13,11 +13,12 @@ use std::time::Duration;
 use crate::engine::error::OpenError;
 use crate::engine::ggml::context::Context;
 use crate::engine::ggml::memory_use::MemoryUse;
-use crate::engine::memory::device_tier::{self, Tier};
+use crate::engine::memory::device_tier::{self, Clock, Tier};
 use crate::engine::memory::host_reads::{Host, HostReads, Interleavings, layout_of};
 use crate::engine::memory::recorder::Recorder;
 use crate::engine::memory::state_file::StateFile;
 use crate::engine::memory::tiers::{Description, Lending, Routers, Tiers};
+use crate::engine::memory::virtual_disk::VirtualDisk;
 use crate::engine::model::needs::beside_passthrough;
 use crate::engine::model::{Model, Shared};
 pub use costs::{MemorySignal, take_memory_signal, watch_memory_signals};
@@ -201,8 +202,9 @@ fn build(
     let staging = (arenas.pop().expect("staging was put last"), setup.staging_stride());
     let n_staging = staging.0.len() / staging.1;
     let loader = Loader::new(store, LoaderOptions::default());
+    let disk = tiers.first().and_then(|tier| VirtualDisk::of(Clock::of(tier.dev)));
     let mut host = Residency::new(residency::Parts {
-        reads: HostReads::new(&layout, (setup.catalog, interleavings), arenas, staging, loader),
+        reads: HostReads::new(&layout, (setup.catalog, interleavings), arenas, staging, (loader, disk)),
         observer: recorder,
         cache,
         layout,

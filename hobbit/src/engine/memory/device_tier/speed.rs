@@ -18,15 +18,27 @@ const LINK_SAMPLE_ALONE: u32 = 256;
 /// products that then wait for the last copy add at most this part to the time of the copies.
 const LINK_SLOW: f64 = 8.0;
 
-/// Seconds since some moment.
-type Seconds = unsafe extern "C" fn(ggml_backend_dev_t) -> f64;
+/// Seconds since some moment, or bytes per second.
+type Number = unsafe extern "C" fn(ggml_backend_dev_t) -> f64;
 /// Tells the device that the host's CPU has multiplied by this many bytes of weights.
 type HostWork = unsafe extern "C" fn(ggml_backend_dev_t, u64);
+
+/// Tells the device that the host waits until a moment.
+type HostWait = unsafe extern "C" fn(ggml_backend_dev_t, f64);
+
+/// Functions of a device with a virtual clock.
+struct Virtual {
+    seconds: Number,
+    work: HostWork,
+    wait: HostWait,
+    /// Bytes per second of files; infinite where their reads take real time.
+    disk: Number,
+}
 
 /// The device's clock if it has one (the tests' device does), otherwise the host's.
 pub(crate) struct Clock {
     dev: ggml_backend_dev_t,
-    of_device: Option<(Seconds, HostWork)>,
+    of_device: Option<Virtual>,
     began: Instant,
 }
 
@@ -36,12 +48,19 @@ impl Clock {
         let of_device = unsafe {
             let reg = llama::ggml_backend_dev_backend_reg(dev);
             let address = |name: &CStr| llama::ggml_backend_reg_get_proc_address(reg, name.as_ptr());
-            let [seconds, work] = [c"hobbit_device_seconds", c"hobbit_device_host_work"].map(address);
-            (!seconds.is_null() && !work.is_null()).then(|| {
-                (
-                    std::mem::transmute::<*mut c_void, Seconds>(seconds),
-                    std::mem::transmute::<*mut c_void, HostWork>(work),
-                )
+            let addresses = [
+                c"hobbit_device_seconds",
+                c"hobbit_device_host_work",
+                c"hobbit_device_host_wait",
+                c"hobbit_device_disk",
+            ]
+            .map(address);
+            let [seconds, work, wait, disk] = addresses;
+            addresses.iter().all(|address| !address.is_null()).then(|| Virtual {
+                seconds: std::mem::transmute::<*mut c_void, Number>(seconds),
+                work: std::mem::transmute::<*mut c_void, HostWork>(work),
+                wait: std::mem::transmute::<*mut c_void, HostWait>(wait),
+                disk: std::mem::transmute::<*mut c_void, Number>(disk),
             })
         };
         Self { dev, of_device, began: Instant::now() }
@@ -50,10 +69,25 @@ impl Clock {
     /// The CPU has computed beside the device, with `bytes` bytes of weights: a device with a virtual clock advances
     /// it.
     pub(crate) fn host_worked(&self, bytes: u64) {
-        if let Some((_, work)) = self.of_device {
+        if let Some(device) = &self.of_device {
             // SAFETY: the device is live as long as the process.
-            unsafe { work(self.dev, bytes) }
+            unsafe { (device.work)(self.dev, bytes) }
         }
+    }
+
+    /// The host has waited until then by this clock, if it is the device's.
+    pub(crate) fn wait_until(&self, seconds: f64) {
+        if let Some(device) = &self.of_device {
+            // SAFETY: as above.
+            unsafe { (device.wait)(self.dev, seconds) }
+        }
+    }
+
+    /// Bytes per second of files, if their reads take the device's virtual time.
+    pub(crate) fn disk_bandwidth(&self) -> Option<f64> {
+        let device = self.of_device.as_ref()?;
+        // SAFETY: as above.
+        Some(unsafe { (device.disk)(self.dev) }).filter(|bandwidth| bandwidth.is_finite())
     }
 
     /// Whether this is the host's clock.
@@ -63,9 +97,9 @@ impl Clock {
 
     /// Seconds since some moment. A device's own clock may be set back.
     pub(crate) fn seconds(&self) -> f64 {
-        match self.of_device {
+        match &self.of_device {
             // SAFETY: as above.
-            Some((seconds, _)) => unsafe { seconds(self.dev) },
+            Some(device) => unsafe { (device.seconds)(self.dev) },
             None => self.began.elapsed().as_secs_f64(),
         }
     }
