@@ -3,7 +3,8 @@
 //! The device is the tests' own ([`lagging_device`]) with sourced speeds, and all times are virtual: neither this
 //! machine's speed nor its load matters, and nothing here was measured on a GPU. A shape has a known model's layers, or
 //! a part of them, with fewer weights in each; the device's rates are divided by the same factor and figures are given
-//! for the full model. Host memory holds every expert. Not counted: the host's own work beside waits and expert
+//! for the full model. Beside a GPU, host memory holds every expert unless `--host-percent` says less; others are read
+//! at the speed of an NVMe drive, in virtual time, too. Not counted: the host's own work beside waits and expert
 //! products, and arithmetic, which bounds prompts on real GPUs.
 //!
 //! ```text
@@ -214,7 +215,8 @@ fn table_of_requests(rows: &[Row]) {
     }
 }
 
-/// The rows of a shape: llama.cpp's where there is a discrete GPU, and hobbit's.
+/// The rows of a shape: llama.cpp's where there is a discrete GPU and host memory has room for its weights, and
+/// hobbit's.
 fn arms(args: &Args, shape: &Shape) -> Result<Vec<Arm>> {
     let has = |files: &[(String, PathBuf)]| files.iter().any(|(name, _)| name == shape.name);
     let (has_routes, has_paths, has_profile) = (has(&args.routes), has(&args.path_tables), has(&args.profiles));
@@ -230,7 +232,7 @@ fn arms(args: &Args, shape: &Shape) -> Result<Vec<Arm>> {
     let usual = usual.collect::<Result<_, _>>().map_err(anyhow::Error::msg)?;
     let given = if args.flags.is_empty() { usual } else { args.flags.clone() };
     let stock = Arm { name: "llama.cpp".to_owned(), flags: None };
-    let stock = (!args.machine.options().unified).then_some(stock);
+    let stock = (!args.machine.options().unified && args.host_percent == 100).then_some(stock);
     Ok(stock.into_iter().chain(given.into_iter().filter(can_run)).collect())
 }
 

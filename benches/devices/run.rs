@@ -112,13 +112,10 @@ struct Timer<'a> {
 
 impl Timer<'_> {
     /// Seconds of the full model for what was measured, which evaluated batches of so many tokens. llama.cpp's CPU and
-    /// device take turns. Reads of files overlap with nothing, so this is an upper bound with them.
+    /// device take turns.
     fn seconds(&self, measured: &Measured, batches: &[u32]) -> f64 {
         let on_cpu: f64 = batches.iter().map(|n| self.on_cpu.bytes(*n)).sum();
-        let seconds = measured.report.host_time
-            + on_cpu / self.options.host_bandwidth
-            + measured.row.file_bytes / self.options.disk_bandwidth;
-        seconds * self.depth
+        (measured.report.host_time + on_cpu / self.options.host_bandwidth) * self.depth
     }
 
     fn request(&self, engine: &mut dyn Engine, tokens: &[Token], n_prompt: u32) -> Result<Request> {
