@@ -66,8 +66,12 @@ pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>) -> St
             )
         }
     };
-    if let Some(WarmStart { saved, experts, bytes }) = warm {
-        let _ = write!(line, "; {experts} of the {saved} of an earlier run are back ({} read)", Bytes(bytes));
+    if let Some(WarmStart { by_frequency, saved, experts, bytes }) = warm {
+        let what = match by_frequency {
+            true => format!("the {experts} most frequent of the path table are read"),
+            false => format!("{experts} of the {saved} of an earlier run are back"),
+        };
+        let _ = write!(line, "; {what} ({} read)", Bytes(bytes));
     }
     line
 }
@@ -536,7 +540,7 @@ llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
         let budget_source = BudgetSource::MemAvailable;
         let cut = MemoryPlan { budget_source, asked: Some(64 << 30), ..plan(1024, 0) };
         assert_eq!(words(&cut, "none: x"), "memory: 1.00 GiB (all of the available memory; 64.00 GiB asked); x");
-        let warm = Some(WarmStart { saved: 32, experts: 30, bytes: MIB });
+        let warm = Some(WarmStart { by_frequency: false, saved: 32, experts: 30, bytes: MIB });
         let all = "memory: 1.00 GiB (--mem-budget); all 32 experts fit, in 128.00 MiB; \
                    30 of the 32 of an earlier run are back (1.00 MiB read)";
         assert_eq!(memory(&plan(1024, 4), "direct (why)", warm), all);

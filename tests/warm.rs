@@ -4,10 +4,15 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use hobbit::options::Prefetch;
 use hobbit::stats::WarmStart;
 use hobbit::{Model, ModelOptions, Token};
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::cache::{Allocation, CacheState, ModelMark};
+use hobbit_core::expert::{ExpertId, Version};
+use hobbit_core::predict::{PathBatches, PredictorKind};
+use hobbit_core::profile::write_path_table;
+use hobbit_core::sim::Recording;
 
 use crate::fixture::cli::demo_model;
 use crate::fixture::not_run::not_run;
@@ -138,6 +143,40 @@ fn caches_of_other_sizes_take_what_fits() {
         assert_eq!((saved, experts), (24, n), "{percent} % {policy} {slots}");
     }
     assert_eq!(rig.notices(), "");
+}
+
+#[test]
+fn a_path_table_fills_the_caches_with_its_most_frequent_experts() {
+    let rig = Rig::new();
+    let [table, trace] = ["table", "trace"].map(|name| rig.path(name));
+    let tokens = tokens();
+    let mut options = options(50.0, PolicyKind::EdgeMoe, None);
+    let shape = Model::open(&demo_model(), &options).unwrap().predict_shape();
+    let layers: Vec<u16> = shape.layers.iter().map(|(layer, ..)| *layer).collect();
+    // Every token uses expert 7; three use 6, 5 and 4 each, one uses 3.
+    let mut batches = PathBatches::new(shape);
+    for second in [6, 5, 4, 3] {
+        let n_tokens = if second == 3 { 1 } else { 3 };
+        layers.iter().for_each(|&layer| batches.layer(layer, 2, [7, second].repeat(n_tokens)));
+    }
+    write_path_table(&table, &batches.build()).unwrap();
+    let cold = run(&demo_model(), &options, &[&tokens[..40]]);
+    options.caching.predictor = Some(PredictorKind::PathTable);
+    options.caching.prefetch = Prefetch::Off;
+    options.path_table = Some(table);
+    options.trace = Some(trace.clone());
+    let filled = run(&demo_model(), &options, &[&tokens[..40]]);
+    assert!(filled.logits == cold.logits, "resident experts change no logit");
+    let WarmStart { by_frequency, saved, experts, bytes } = filled.warm.unwrap();
+    assert_eq!((by_frequency, saved, experts), (true, 30, 24), "half of 6 layers of 8");
+    assert!(bytes > 0);
+    let mut residents = Recording::open(&trace).unwrap().start.versions;
+    residents.sort();
+    let expected = layers.iter().flat_map(|&layer| (4..8).map(move |index| Version::high(ExpertId { layer, index })));
+    assert_eq!(residents, expected.collect::<Vec<_>>());
+    options.caching.fill = false;
+    options.trace = None;
+    assert_eq!(run(&demo_model(), &options, &[&tokens[..2]]).warm, None);
 }
 
 #[test]

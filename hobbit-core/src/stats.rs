@@ -205,10 +205,13 @@ pub fn peak_rss_bytes() -> u64 {
     own_status("VmHWM:")
 }
 
-/// Experts restored from an earlier run: see [`ModelOptions::cache_state`](crate::ModelOptions::cache_state).
+/// Experts read before the first token: those of an earlier run
+/// ([`ModelOptions::cache_state`](crate::options::ModelOptions::cache_state)), or the most frequent of a path table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct WarmStart {
-    /// Versions of experts that were resident when the model was closed, in all caches.
+    /// They are the most frequent of the path table.
+    pub by_frequency: bool,
+    /// Versions of experts that were resident when the model was closed, in all caches; or experts in the table.
     pub saved: u64,
     /// Versions that have slots again: fewer if caches are smaller now.
     pub experts: u64,

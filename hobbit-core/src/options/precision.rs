@@ -162,6 +162,7 @@ pub struct CachingOptions {
     pub overlap: bool,
     /// Fill free slots while no product waits for a read, before the experts are needed. Only with
     /// [`PolicyKind::Learned`] or if every expert has a slot; not in traced or deterministic runs, nor with devices.
+    /// With [`PredictorKind::PathTable`] the most frequent experts of the table are read before the first token.
     #[default(true)]
     pub fill: bool,
 }

@@ -50,6 +50,13 @@ impl<R: Reads, O: Observer> Memory<R, O> {
         wanted.into_iter().filter(|&version| self.cache.is_complete(version)).count() as u64
     }
 
+    /// What fits of `experts`, the most wanted last, as residents of an earlier run.
+    pub fn that_fit(&self, experts: &[ExpertId]) -> SavedCache {
+        let residents = experts.iter().copied().map(Version::high).collect();
+        let saved = SavedCache { residents, ..SavedCache::default() };
+        SavedCache { residents: self.cache.pools().that_fit(&saved), ..saved }
+    }
+
     /// As [`Memory::restore`], without a read: it is there at once.
     pub fn assume(&mut self, saved: &SavedCache) {
         for (slot, version) in self.cache.restore(saved) {

@@ -16,7 +16,7 @@ use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::prefetch::{Estimates, Governor, PrefetchOptions, PrefetchRule, Prefetcher};
 use crate::options::{PrecisionMode, VirtualExperts};
 use crate::predict::RouterScores;
-use crate::predict::{self, Predictor};
+use crate::predict::{self, Predictor, PredictorKind};
 use crate::residency::{
     self, DeviceResidency, Later, LayerShape, LayerStep, Layout, LookaheadOptions, Parts, Place, Precisions, Reads,
     Residency, RestBytes, Router, ScoresByLayer, Selection, Split, StagingOptions, TokenChoices, Used, VersionBytes,
@@ -110,13 +110,18 @@ impl<'a> Replay<'a> {
         Ok(Self { recording, config, residency, device, selection: Selection::default() })
     }
 
-    /// Makes the recorded initial residents resident, as far as there are slots. A policy of the recorded kind also
-    /// loads the recorded statistics.
+    /// Makes the recorded initial residents resident, as far as there are slots; if there are none, the most frequent
+    /// of the path table. A policy of the recorded kind also loads the recorded statistics.
     fn warm_up(&mut self) {
         let ResidentsRecord { versions, statistics } = self.recording.start.clone();
         let saved = SavedCache { name: String::new(), residents: versions, statistics };
         if self.config.eviction.to_string() == self.recording.header.settings.policy {
             self.residency.memory.load_statistics(&saved);
+        let by_paths = self.config.predictor == PredictedBy::Predictor(PredictorKind::PathTable);
+        if let (true, true, Some(table)) = (by_paths, versions.is_empty(), &self.config.path_table) {
+            let saved = self.residency.memory.that_fit(&table.by_frequency());
+            return self.residency.memory.assume(&saved);
+        }
         }
         self.residency.memory.assume(&saved);
     }

@@ -4,6 +4,7 @@ mod device;
 mod rerouting;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 
@@ -343,6 +344,20 @@ fn without_overlap_a_layer_begins_when_its_reads_have_ended() {
     // Reads until 14, the last product until 15; then 2 + 4 + 1 with two products beside the read.
     assert_eq!(seconds(true), (22.0, 12.0));
     assert_eq!(seconds(false), (26.0, 16.0));
+}
+
+#[test]
+fn a_path_table_fills_a_cold_cache() {
+    let toy = toy(2, 4, 1, 2);
+    let token = |index| vec![vec![vec![index]]; 2];
+    let recording = recording(&toy.record(&[vec![token(3), token(3), token(2), token(3), token(1)]]));
+    let link = LinkModel { bytes_per_second: 1e12, latency_seconds: 0.0, in_flight: 4 };
+    let cold = Config { link, ..Config::recorded(&recording).unwrap() };
+    assert_eq!(replayed(&recording, &cold).1.decode.n_misses(), 6, "3, 2 and 1 of two layers");
+    let table = Some(Arc::new(path_table(std::slice::from_ref(&recording))));
+    let predictor = PredictedBy::Predictor(PredictorKind::PathTable);
+    let filled = Config { predictor, path_table: table, ..cold };
+    assert_eq!(replayed(&recording, &filled).1.decode.n_misses(), 4, "3 and 1 have slots: the lower of equals");
 }
 
 #[test]

@@ -28,6 +28,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{PredictShape, Predicted, Predictor, predicted, top_k};
+use crate::expert::ExpertId;
 
 /// Uses that the level above counts as.
 pub(crate) const SMOOTHING: f32 = 2.0;
@@ -130,6 +131,20 @@ impl PathTable {
     /// Tokens of the layer that saw most.
     pub fn n_tokens(&self) -> u32 {
         self.layers.iter().map(|layer| layer.tokens).max().unwrap_or(0)
+    }
+
+    /// The experts that were used, by rising share of the tokens: the last ones are those that EdgeMoE's buffer begins
+    /// with (III-C2).
+    pub fn by_frequency(&self) -> Vec<ExpertId> {
+        let of_layer = |table: &LayerTable| {
+            let (layer, tokens) = (table.layer, f64::from(table.tokens.max(1)));
+            let shares = table.popularity.iter().map(|&uses| f64::from(uses) / tokens).collect::<Vec<_>>();
+            (0u16..).zip(shares).map(move |(index, share)| (share, ExpertId { layer, index }))
+        };
+        let mut experts: Vec<(f64, ExpertId)> = self.layers.iter().flat_map(of_layer).collect();
+        experts.retain(|(share, _)| *share > 0.0);
+        experts.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
+        experts.into_iter().map(|(_, expert)| expert).collect()
     }
 
     /// Checks that the table was made of a model of this shape; the error names the first difference.

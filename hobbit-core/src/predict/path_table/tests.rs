@@ -71,6 +71,10 @@ fn a_pair_never_seen_falls_back_to_one_layer_and_that_to_popularity() {
     assert_eq!((best(&[2], &[2]).expert.index, best(&[2], &[2]).score), (0, 0.75));
     assert_eq!(best(&[9], &[]).score, 0.75, "experts that do not exist");
 
+    // The most used last; of equals the lowest number, and none that was never used.
+    let shown: Vec<String> = table.by_frequency().iter().map(|id| format!("{}:{}", id.layer, id.index)).collect();
+    assert_eq!(shown, ["5:3", "2:3", "5:0", "2:1", "1:0"]);
+
     // EdgeMoE preloads up to three experts, also where a token uses one.
     let mut three = PathPredictor::new(shape.clone(), table.clone(), 3);
     let mut named = Vec::new();

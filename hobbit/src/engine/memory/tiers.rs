@@ -412,6 +412,24 @@ impl Tiers {
         versions
             .retain(|version| !tier.slots.whole.contains(&version.expert.layer) && host.layout().has_version(*version));
         // Layer by layer; the order within a layer is that of their last uses.
+    /// Fills the caches with `experts`, the most wanted last, as far as their slots allow. The host gets those that no
+    /// device has.
+    pub(crate) fn begin_with(&mut self, mut experts: Vec<ExpertId>) {
+        let before = self.host.counters().bytes_read;
+        let mut warm = WarmStart { by_frequency: true, saved: experts.len() as u64, ..WarmStart::default() };
+        let names = self.tiers.iter().filter(|tier| !tier.is_unified()).map(|tier| tier.report.name.clone());
+        for name in names.collect::<Vec<_>>() {
+            let residents = experts.iter().copied().map(Version::high).collect();
+            warm.experts += self.warm_up_device(&SavedCache { name, residents, ..SavedCache::default() });
+        }
+        let is_on_device = |expert| self.tiers.iter().any(|tier| tier.slots.is_resident(Version::high(expert)));
+        experts.retain(|expert| !is_on_device(*expert));
+        let of_host = self.host.memory.that_fit(&experts);
+        warm.experts += self.host.memory.restore(&of_host);
+        warm.bytes = self.host.counters().bytes_read - before;
+        self.description.warm_start = Some(warm);
+    }
+
         versions.sort_by_key(|version| version.expert.layer);
         let is_alike = |a: &Version, b: &Version| (a.expert.layer, a.precision) == (b.expert.layer, b.precision);
         let mut came = 0;

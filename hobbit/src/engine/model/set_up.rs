@@ -77,6 +77,13 @@ pub(crate) fn set_up(model: &Model, options: &SessionOptions, context: &Context)
     new.record_residents();
     if shared.options.caching.fill && shared.wrap_store.is_none() {
         // Filling from the page cache costs the same CPU time now as on demand. Direct reads take the disk's time
+    if let (None, Some((_, table))) = (new.description.warm_start, &shared.source.path_table)
+        && shared.options.caching.fill
+        && !new.description.plan.is_fully_resident()
+        && new.host.precisions.loads_high()
+    {
+        new.begin_with(table.by_frequency());
+    }
         // instead, and where a device computes, the CPU's time is free.
         new.fill_free_slots(shared.options.caching.policy, store == StoreKind::Direct || copies);
     }
