@@ -219,7 +219,8 @@ fn experts(name: &str, phase: &PhaseStats, run: &Closing) -> String {
     }
     if let (Some(changed), "decode") = (run.stats.virtual_experts, name) {
         let (n, period) = (changed.replacements, changed.period_tokens);
-        let _ = write!(line, "; {n} experts were exchanged, one of a layer in {period} tokens");
+        let norms = changed.norms;
+        let _ = write!(line, "; {n} experts were exchanged, one of a layer in {period} tokens, norms {norms}");
         if changed.failed > 0 {
             let _ = write!(line, " ({} could not be read)", changed.failed);
         }

@@ -4,11 +4,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use hobbit::engine::Ggml;
 use hobbit::options::{RoutingOptions, VirtualExperts, VirtualUpdate};
-use hobbit::stats::VirtualExpertsReport;
+use hobbit::stats::{NormsSource, VirtualExpertsReport};
 use hobbit::{BatchToken, EvalError, Model, ModelOptions, OpenError, PrecisionOptions, Session, SessionOptions, Token};
+use hobbit_core::gguf::{Catalog, Gguf, Recode};
+use hobbit_core::pack::{self, Pack, PackKind, PackSpec};
 use hobbit_core::plan::{Budget, ExpertCache};
-use hobbit_synth::Spec;
+use hobbit_core::profile::{LayerNorms, NormsFile, layer_norms};
+use hobbit_core::store::Original;
+use hobbit_synth::{Format, Spec};
 
 use crate::fixture::script::bits;
 use crate::fixture::stores::{Breaking, Gate, Held, OpenAtLast};
@@ -123,8 +128,10 @@ fn repeatable_runs_repeat() {
         prompt(&mut session);
         (decode(&mut session, 40..240).expect("nothing fails"), report(&session))
     };
-    let first = run();
-    assert!(first == run());
+    let (first, second) = (run(), run());
+    assert!(first.0 == second.0, "whether norms are computed or read");
+    let counts = |report: VirtualExpertsReport| (report.replacements, report.failed, report.period_tokens);
+    assert_eq!(counts(first.1), counts(second.1));
     assert!(first.1.replacements > 0 && first.1.period_tokens == 16, "{:?}", first.1);
 }
 
@@ -177,4 +184,100 @@ fn layers_have_slots_by_plan() {
     std::fs::write(few, "{").expect("a temporary directory can be written");
     let refused = open(ExpertCache::Auto).map(drop).expect_err("no plan").to_string();
     assert!(refused.contains("plan.json: "), "{refused}");
+}
+
+/// The norms of a model's experts from its tensors as a whole.
+fn norms_of_tensors(path: &Path) -> Vec<LayerNorms> {
+    let gguf = Gguf::open(path).expect("a sound model");
+    let bytes = std::fs::read(path).expect("the model is readable");
+    let norms = |layer: &hobbit_core::gguf::LayerExperts| {
+        let mut squares = vec![0.0; usize::from(N_EXPERT)];
+        for tensor in &layer.tensors {
+            for (index, squares) in (0..N_EXPERT).zip(&mut squares) {
+                let extent = tensor.extent(index);
+                let (first, mut floats) = (extent.offset as usize, Vec::new());
+                let bytes = &bytes[first..first + extent.len as usize];
+                Ggml.dequantise(tensor.dtype, tensor.ne0, bytes, &mut floats).expect("a type of models");
+                *squares += floats.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+            }
+        }
+        LayerNorms { layer: layer.layer, norms: squares.into_iter().map(|sum: f64| sum.sqrt() as f32).collect() }
+    };
+    gguf.experts().expect("a sound model").layers.iter().map(norms).collect()
+}
+
+fn are_close(a: &[LayerNorms], b: &[LayerNorms]) -> bool {
+    let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * b.abs() && *b > 0.0;
+    let pairs = || a.iter().zip(b).map(|(a, b)| (&a.norms, &b.norms));
+    a.len() == b.len() && pairs().all(|(a, b)| a.len() == b.len() && a.iter().zip(b).all(close))
+}
+
+#[test]
+fn norms_are_computed_once_and_kept_beside_the_model() {
+    let (dir, path) = model();
+    let mut options = options(VirtualExperts::Auto, 50.0);
+    let kept = NormsFile::beside(&path);
+    // In the background, while tokens are decoded.
+    let mut running = session(Model::open_with_store(&path, &options, |inner| inner));
+    prompt(&mut running);
+    let mut position = 40;
+    while report(&running).norms == NormsSource::Computing {
+        decode(&mut running, position..position + 1).expect("nothing fails");
+        position += 1;
+        if position == 512 {
+            running.reset();
+            prompt(&mut running);
+            position = 40;
+        }
+    }
+    assert_eq!(report(&running).norms, NormsSource::Computed);
+    drop(running);
+    let computed = NormsFile::read(&kept).expect("it was written").norms;
+    assert!(are_close(&computed, &norms_of_tensors(&path)), "{computed:?}");
+
+    options.precision = PrecisionOptions { deterministic: true, ..PrecisionOptions::default() };
+    let source = || report(&session(Model::open_with_store(&path, &options, |inner| inner))).norms;
+    assert_eq!(source(), NormsSource::File);
+    let mut half = NormsFile::read(&kept).expect("it was written");
+    half.norms.truncate(1);
+    half.norms[0].norms[0] = 0.5;
+    std::fs::write(&kept, half.to_json()).expect("a temporary directory can be written");
+    assert_eq!(source(), NormsSource::Computed, "a run that ended early left the first layer's");
+    let whole = NormsFile::read(&kept).expect("it was written").norms;
+    assert!(whole[0].norms[0] == 0.5 && whole[1..] == computed[1..], "{whole:?}");
+    let spec = Spec { experts: N_EXPERT.into(), topk: N_USED.into(), ff: 64, seed: 12, ..Spec::tiny("qwen3moe") };
+    fixture::write(dir.path(), &spec);
+    assert_eq!(source(), NormsSource::Computed, "the model was replaced, and repeatable runs wait for its norms");
+    let again = NormsFile::read(&kept).expect("it was written").norms;
+    assert!(are_close(&again, &norms_of_tensors(&path)) && again != computed);
+    std::fs::write(&kept, "{}").expect("a temporary directory can be written");
+    assert_eq!((source(), std::fs::read(&kept).ok()), (NormsSource::Computed, Some(b"{}".to_vec())), "a user's file");
+
+    let plan = plan(dir.path(), &path, |_| N_USED);
+    let text = std::fs::read_to_string(&plan).expect("it was written");
+    let norms = hobbit_core::profile::norms_to_json(&again);
+    std::fs::write(&plan, text.replacen('{', &format!(r#"{{"norms": {norms},"#), 1)).expect("it can be written");
+    options = ModelOptions { expert_cache: ExpertCache::Auto, ..self::options(VirtualExperts::Plan(plan), 0.0) };
+    assert_eq!(report(&session(Model::open_with_store(&path, &options, |inner| inner))).norms, NormsSource::Plan);
+}
+
+#[test]
+fn planes_have_the_norms_of_the_weights_that_they_are_made_of() {
+    fixture::quiet_llama_cpp();
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let (n, types) = (u32::from(N_EXPERT), vec![Format::Q8_0]);
+    let path = fixture::write(dir.path(), &Spec { experts: n, topk: 2, types, ..Spec::tiny("qwen3moe") });
+    let packed = dir.path().join("planes.hobbit.gguf");
+    let spec = PackSpec { bit_planes: true, threads: 2, ..PackSpec::new(PackKind::Full) };
+    let go_on = &mut |_: pack::Progress| std::ops::ControlFlow::Continue(());
+    pack::write(&Gguf::open(&path).expect("a sound model"), &packed, &spec, &Ggml, go_on).expect("it is packed");
+    let pack = Pack::open(&packed).expect("a sound pack");
+    let norms = |gguf: &Gguf, catalog: &Catalog| -> Vec<LayerNorms> {
+        let files = gguf.files.iter().map(|file| Original::open(&file.path, file.state).expect("it is there"));
+        let (files, go_on) = (files.collect::<Vec<_>>(), |_, _| std::ops::ControlFlow::Continue(()));
+        let of_layer = |layer| layer_norms(catalog, layer, &files, &Ggml, 3, &go_on).expect("it can be read");
+        catalog.layers.iter().map(|layer| of_layer(layer).expect("nothing stops it")).collect()
+    };
+    let found = norms(&pack.plain, &pack.catalog);
+    assert!(are_close(&found, &norms_of_tensors(&path)), "{found:?}");
 }

@@ -93,8 +93,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         text: Some(text.id(&args.text, context, perplexity)),
         planner: Some("hull".to_owned()),
         layers: layers.map(layer).collect(),
-        // A pack's experts do not lie where the map of its plain model says.
-        norms: if opened.is_pack() { Vec::new() } else { norms::of(gguf, map, run.threads.count())? },
+        norms: norms::of(&opened, &args.file, run.threads.count())?,
         predicted: outcome(planner::loss(&curves, &experts), None),
         measured: outcome(measured.kl(), Some(measured.log_increase().exp_m1())),
     };

@@ -26,8 +26,8 @@ use crate::speculation::GateReport;
 pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
 pub use reports::{
-    CacheSlots, CachingReport, DeviceCounters, DeviceReport, LatencyReport, LatencyStep, PrefetchReport, RecallReport,
-    VirtualExpertsReport,
+    CacheSlots, CachingReport, DeviceCounters, DeviceReport, LatencyReport, LatencyStep, NormsSource, PrefetchReport,
+    RecallReport, VirtualExpertsReport,
 };
 
 #[doc(inline)]

@@ -12,8 +12,10 @@ use crate::manuals::PagesArgs;
 use hobbit::options::{self, PrecisionMode, PrecisionOptions, RoutingOptions, VirtualExperts, VirtualUpdate};
 use hobbit_core::cache::policy::{PolicyKind, Weights};
 use hobbit_core::predict::PredictorKind;
+use hobbit_core::profile::read_norms;
 use hobbit_core::route::{Rerouting, Shares, Thresholds};
 use hobbit_core::sim::{Budget, Compute, Config, Eviction, PredictedBy, Prefetch, Recording, Slots, path_table};
+use hobbit_core::trace::Layer;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -238,6 +240,10 @@ pub struct RoutingArgs {
     /// One of a layer's experts may change in N tokens; auto: as often as does not slow tokens
     #[arg(long, value_name = "auto|N")]
     pub virtual_update: Option<VirtualUpdate>,
+    /// Norms of the experts' weights for --virtual-experts: MODEL.norms.json, a profile, or a plan. Without, all count
+    /// alike
+    #[arg(long, value_name = "FILE")]
+    pub norms: Option<PathBuf>,
 }
 
 /// Speeds that replace those of the recorded machine.
@@ -283,6 +289,7 @@ impl WorldArgs {
             self.routing.virtual_update.is_none() || config.routing.virtual_experts != VirtualExperts::Off,
             "--virtual-update is of no use without --virtual-experts on"
         );
+        config.norms = self.routing.norms(recording, &config.routing)?;
         config.weights = self.policy_weights.unwrap_or(config.weights);
         config.overlap = self.overlap.map_or(config.overlap, |switch| switch.0);
         let MachineArgs { link, latency_us, reads, layer_ms, expert_ms } = self.machine;
@@ -323,6 +330,26 @@ impl RoutingArgs {
             virtual_update: self.virtual_update.unwrap_or(update),
             ..RoutingOptions::default()
         }
+    }
+
+    /// The norms of the recorded model's experts by layer; none without a file.
+    fn norms(&self, recording: &Recording, routing: &RoutingOptions) -> Result<Vec<(u16, Vec<f32>)>> {
+        let Some(path) = &self.norms else { return Ok(Vec::new()) };
+        anyhow::ensure!(
+            routing.virtual_experts != VirtualExperts::Off,
+            "--norms is of no use without --virtual-experts on"
+        );
+        let norms: Vec<(u16, Vec<f32>)> = read_norms(path)?.into_iter().map(|own| (own.layer, own.norms)).collect();
+        let model = &recording.header.model;
+        let shape = |layer: &Layer| (layer.layer, usize::from(layer.n_expert));
+        anyhow::ensure!(
+            norms.iter().map(|(layer, norms)| (*layer, norms.len())).eq(model.layers.iter().map(shape)),
+            "--norms {}: these are of another model: expected those of {}, {} layers with experts",
+            path.display(),
+            model.name,
+            model.layers.len()
+        );
+        Ok(norms)
     }
 }
 

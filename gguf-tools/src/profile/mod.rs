@@ -208,10 +208,7 @@ fn profile(args: &Args) -> anyhow::Result<Profile> {
         thresholds: args.shares.map(|target| for_shares(&uses, target)).transpose()?,
         mixes: Vec::new(),
         widths: Vec::new(),
-        norms: match &opened.pack_norms {
-            Some(json) => norms::of_pack(&args.file, json.as_deref())?,
-            None => norms::of(gguf, map, source.threads)?,
-        },
+        norms: norms::of(&opened, &args.file, source.threads)?,
     };
     if let Some(max_loss) = args.max_loss {
         let has_own = opened.is_pack() && opened.catalog.has_low();

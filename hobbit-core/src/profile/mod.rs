@@ -9,6 +9,7 @@ mod hull;
 mod loss;
 mod loss_bound;
 mod mixes;
+mod norms;
 pub mod planner;
 mod uses;
 mod virtual_plan;
@@ -28,11 +29,14 @@ pub use loss_bound::{ChosenMix, Here, LossBound, in_percent};
 pub use mixes::{
     MeasuredMix, Mix, Mixes, Part, RUNS_MAX, beside, mixes_of_json, mixes_to_json, search_mixes, text_sha256,
 };
+pub use norms::{NORMS_FORMAT, NORMS_VERSION, NormsFile, layer_norms, read_norms};
 pub use uses::{Uses, divide};
 pub use virtual_plan::{PLAN_FORMAT, PLAN_VERSION, PlanOutcome, PlannedLayer, VirtualPlan, VirtualPlanError};
 pub use widths::{Goal, Widths, widths};
 
+use crate::expert::ExpertId;
 use crate::files;
+use crate::gguf::RecodeError;
 use crate::predict::{PathTable, PathTableError};
 use crate::units::Percent;
 
@@ -45,6 +49,8 @@ pub enum ProfileError {
     /// A path table that cannot be read or written, or is another model's.
     #[error("{}: {error}", path.display())]
     PathTable { path: PathBuf, error: PathTableError },
+    #[error("{}: {expert}: {error}", path.display())]
+    Weights { path: PathBuf, expert: ExpertId, error: RecodeError },
     #[error("{}: key '{key}': {reason}", path.display())]
     Key { path: PathBuf, key: &'static str, reason: String },
     #[error(

@@ -24,13 +24,13 @@ use crate::expert::{ExpertId, Precision, Version};
 use crate::load::LoadClass;
 use crate::options::VirtualUpdate;
 use crate::route::{Phase, Routing};
-use crate::stats::VirtualExpertsReport;
+use crate::stats::{NormsSource, VirtualExpertsReport};
 
 use self::importance::Importance;
 use self::turns::Turns;
 
 /// How virtual experts are kept.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct VirtualExpertsOptions {
     /// Experts that a router chooses for a token: no layer is left with fewer.
     pub n_used: usize,
@@ -38,6 +38,8 @@ pub struct VirtualExpertsOptions {
     pub update: VirtualUpdate,
     /// The norm of all of an expert's weights, by block and expert, where it is known.
     pub norms: Vec<(u16, Vec<f32>)>,
+    /// Where these come from.
+    pub norms_from: NormsSource,
 }
 
 /// Decides which experts count as present, and which comes next.
@@ -45,6 +47,7 @@ pub struct VirtualExpertsOptions {
 pub struct VirtualExperts {
     n_used: usize,
     importance: Importance,
+    norms_from: NormsSource,
     turns: Turns,
     lanes: Vec<Lane>,
     /// By block: every expert has a slot, so that all are used, and read where they are not there yet.
@@ -91,11 +94,12 @@ impl VirtualExperts {
         // Turns are spread over the period.
         let n_lanes = lanes.len() as u64;
         lanes.iter_mut().zip(0..).for_each(|(lane, at)| lane.next = at * u64::from(turns.period()) / n_lanes);
-        let importance = Importance::new(options.norms);
-        let n_used = options.n_used;
+        let mut importance = Importance::default();
+        options.norms.into_iter().for_each(|(layer, norms)| importance.set_norms(layer, norms));
+        let VirtualExpertsOptions { n_used, norms_from, .. } = options;
         let whole = vec![false; usize::from(layout.n_blocks())];
         let (underway, token, replacements, failed) = (Vec::new(), 0, 0, 0);
-        Self { n_used, importance, turns, lanes, whole, underway, token, replacements, failed }
+        Self { n_used, importance, norms_from, turns, lanes, whole, underway, token, replacements, failed }
     }
 
     /// Whether a version arrives in the background, or has since the last token: it is not present yet.
@@ -110,8 +114,18 @@ impl VirtualExperts {
 
     /// Changes so far.
     pub fn report(&self) -> VirtualExpertsReport {
-        let Self { replacements, failed, .. } = *self;
-        VirtualExpertsReport { replacements, failed, period_tokens: self.turns.period() }
+        let Self { replacements, failed, norms_from, .. } = *self;
+        VirtualExpertsReport { replacements, failed, period_tokens: self.turns.period(), norms: norms_from }
+    }
+
+    /// A layer's norms are known from now on; earlier uses count by them, too.
+    pub fn set_norms(&mut self, layer: u16, norms: Vec<f32>) {
+        self.importance.set_norms(layer, norms);
+    }
+
+    /// Where the norms come from, from now on.
+    pub fn set_norms_from(&mut self, source: NormsSource) {
+        self.norms_from = source;
     }
 
     /// The router of a layer chose for these tokens, wherever they go: `weights` `[n_tokens][n_used]`, or empty where

@@ -140,9 +140,10 @@ pub struct Config {
     pub path_table: Option<Arc<PathTable>>,
     pub precision: PrecisionOptions,
     /// Rules for experts in memory to replace missing ones. The recorded tokens stay, although rerouting would have
-    /// changed them. Virtual experts count by their router weights alone: a trace has neither the norms of their inputs
-    /// nor of their weights.
+    /// changed them. A trace has no norms of the inputs of virtual experts: all count alike.
     pub routing: RoutingOptions,
+    /// Norms of the experts' weights by layer, for virtual experts; empty: all count alike.
+    pub norms: Vec<(u16, Vec<f32>)>,
     pub predictor: PredictedBy,
     /// Prefetching; `None` turns it off.
     pub prefetch: Option<Prefetch>,
@@ -184,6 +185,7 @@ impl Config {
                 low_percent: 0.0,
             },
             path_table: None,
+            norms: Vec::new(),
             precision: recorded_precision(settings),
             routing: settings.routing.clone(),
             prefetch: is_read_ahead.then_some(Prefetch { distance_max, rule: recorded.rule(), tries }),

@@ -23,6 +23,7 @@ use crate::residency::{
     VirtualExpertsOptions, WeightsFor, run_layer,
 };
 use crate::route::{Demand, Phase, Thresholds, Weighing};
+use crate::stats::NormsSource;
 use crate::trace::{Header, Layer, LayerRecord, ResidentsRecord};
 
 type Host<'a> = Residency<Link, Tally<'a>>;
@@ -104,8 +105,10 @@ impl<'a> Replay<'a> {
         residency.rerouting = rerouting;
         if config.routing.virtual_experts != VirtualExperts::Off {
             let update = config.routing.virtual_update;
+            let norms = config.norms.clone();
+            let norms_from = if norms.is_empty() { NormsSource::None } else { NormsSource::File };
             let n_used = layers.iter().map(|layer| usize::from(layer.n_used)).max().unwrap_or(0);
-            residency.keep_virtual_experts(VirtualExpertsOptions { n_used, update, norms: Vec::new() });
+            residency.keep_virtual_experts(VirtualExpertsOptions { n_used, update, norms, norms_from });
         }
         Ok(Self { recording, config, residency, device, selection: Selection::default() })
     }
@@ -114,14 +117,14 @@ impl<'a> Replay<'a> {
     /// of the path table. A policy of the recorded kind also loads the recorded statistics.
     fn warm_up(&mut self) {
         let ResidentsRecord { versions, statistics } = self.recording.start.clone();
-        let saved = SavedCache { name: String::new(), residents: versions, statistics };
-        if self.config.eviction.to_string() == self.recording.header.settings.policy {
-            self.residency.memory.load_statistics(&saved);
         let by_paths = self.config.predictor == PredictedBy::Predictor(PredictorKind::PathTable);
         if let (true, true, Some(table)) = (by_paths, versions.is_empty(), &self.config.path_table) {
             let saved = self.residency.memory.that_fit(&table.by_frequency());
             return self.residency.memory.assume(&saved);
         }
+        let saved = SavedCache { name: String::new(), residents: versions, statistics };
+        if self.config.eviction.to_string() == self.recording.header.settings.policy {
+            self.residency.memory.load_statistics(&saved);
         }
         self.residency.memory.assume(&saved);
     }

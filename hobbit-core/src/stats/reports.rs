@@ -131,6 +131,40 @@ pub struct VirtualExpertsReport {
     pub failed: u64,
     /// Tokens between two replacements in a layer.
     pub period_tokens: u32,
+    /// Where the norms of the experts' weights come from.
+    pub norms: NormsSource,
+}
+
+/// Where the norms of the experts' weights come from, which weigh their uses (SwapMoE 3.2, equation 2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NormsSource {
+    /// Nowhere: all count as 1.
+    #[default]
+    None,
+    /// The plan of virtual experts.
+    Plan,
+    /// The pack.
+    Pack,
+    /// A file of norms: the one beside the model, made in an earlier run.
+    File,
+    /// They are being computed: those of the other layers count as 1.
+    Computing,
+    /// They were computed in this run.
+    Computed,
+}
+
+impl fmt::Display for NormsSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Plan => "of the plan",
+            Self::Pack => "of the pack",
+            Self::File => "of the file beside the model",
+            Self::Computing => "still being computed",
+            Self::Computed => "computed in this run",
+        })
+    }
 }
 
 /// Target latency of all sessions of a model since it was opened.

@@ -297,6 +297,18 @@ pub fn advise_needed(file: &File, offset: u64, len: u64) {
 #[cfg(not(target_os = "linux"))]
 pub fn advise_needed(_: &File, _offset: u64, _len: u64) {}
 
+/// Has the system drop a range from the page cache. A failure costs memory only.
+#[cfg(target_os = "linux")]
+pub fn advise_unneeded(file: &File, offset: u64, len: u64) {
+    let (fd, offset, len) = (std::os::fd::AsRawFd::as_raw_fd(file), offset as i64, len as i64);
+    // SAFETY: the descriptor is open; the call takes no memory, and refuses what is no range.
+    unsafe { libc::posix_fadvise(fd, offset, len, libc::POSIX_FADV_DONTNEED) };
+}
+
+/// Nothing: only Linux takes this advice.
+#[cfg(not(target_os = "linux"))]
+pub fn advise_unneeded(_: &File, _offset: u64, _len: u64) {}
+
 /// `pread` through the page cache, straight to the place in the slot.
 impl Source for Vec<OpenFile> {
     const NAME: &'static str = BUFFERED;

@@ -10,9 +10,9 @@ const HALF_LIFE_TOKENS: f64 = 64.0;
 /// A unit beyond this is brought back to 1, and everything with it.
 const UNIT_MAX: f64 = 1e100;
 
-/// The sum for each expert, over the uses that its router chose, of ‖x‖ · g · ‖W‖ (SwapMoE, section 3.2): the
+/// The sum for each expert, over the uses that its router chose, of ‖x‖ · g · ‖E‖ (SwapMoE, section 3.2): the
 /// norm of the layer's input, the router's weight before anything was masked, the norm of the expert's weights. Uses
-/// fade with the tokens after them.
+/// fade with the tokens after them. The norms may come later than uses: they are factors of whole sums.
 #[derive(Debug, Default)]
 pub(super) struct Importance {
     /// By block number.
@@ -21,9 +21,9 @@ pub(super) struct Importance {
 
 #[derive(Debug)]
 struct Layer {
-    /// ‖W‖ by expert; 1 for others.
+    /// ‖E‖ by expert; 1 for others.
     norms: Vec<f32>,
-    /// By expert, in units that grow from token to token in place of all of these becoming less.
+    /// The sum of ‖x‖ · g by expert, in units that grow from token to token in place of all of these becoming less.
     wanted: Vec<f64>,
     unit: f64,
     /// The norm of the first input: others are told as shares of it, so that inputs that are not known count as one.
@@ -37,10 +37,9 @@ impl Default for Layer {
 }
 
 impl Importance {
-    /// Without uses. `norms`: ‖W‖ by block and expert; a value that is no number above 0 counts as 1.
-    pub(super) fn new(norms: Vec<(u16, Vec<f32>)>) -> Self {
-        let layer = |(layer, norms)| (layer, Layer { norms, ..Layer::default() });
-        Self { layers: norms.into_iter().map(layer).collect() }
+    /// Sets ‖E‖ of a layer's experts; a value that is no number above 0 counts as 1.
+    pub(super) fn set_norms(&mut self, layer: u16, norms: Vec<f32>) {
+        self.layers.entry(layer).or_default().norms = norms;
     }
 
     /// Tokens of a layer want these experts: `ids` `[n_tokens][n_used]`; `weights` alike, or empty where they are not
@@ -64,8 +63,7 @@ impl Importance {
                     layer.wanted.resize(index + 1, 0.0);
                 }
                 let weight = weights.get(token * n_used + rank).map(|weight| weight.abs());
-                let norm = number(layer.norms.get(index).copied().filter(|norm| *norm > 0.0), 1.0);
-                layer.wanted[index] += layer.unit * input * norm * number(weight, 1.0 / n_used as f64);
+                layer.wanted[index] += layer.unit * input * number(weight, 1.0 / n_used as f64);
             }
         }
     }
@@ -73,7 +71,9 @@ impl Importance {
     /// An expert's importance now, in units of the last token's.
     pub(super) fn of(&self, expert: ExpertId) -> f64 {
         let Some(layer) = self.layers.get(&expert.layer) else { return 0.0 };
-        layer.wanted.get(usize::from(expert.index)).map_or(0.0, |wanted| wanted / layer.unit)
+        let index = usize::from(expert.index);
+        let norm = number(layer.norms.get(index).copied().filter(|norm| *norm > 0.0), 1.0);
+        layer.wanted.get(index).map_or(0.0, |wanted| wanted / layer.unit * norm)
     }
 
     /// An expert counts as never wanted.
@@ -100,9 +100,11 @@ mod tests {
 
     #[test]
     fn uses_count_by_input_weight_and_norm() {
-        let mut importance = Importance::new(vec![(3, vec![1.0, 4.0, f32::NAN, 0.0])]);
+        let mut importance = Importance::default();
         importance.observe(3, &[5; 4], &[0.0; 4], &[3.0], 4);
         importance.observe(3, &[0, 1, 2, 3], &[0.5, -0.25, 1.0, 1.0], &[6.0], 4);
+        assert_eq!([of(&importance, 0), of(&importance, 1)], [1.0, 0.5], "no norms yet");
+        importance.set_norms(3, vec![1.0, 4.0, f32::NAN, 0.0]);
         let found: Vec<f64> = (0..6).map(|index| of(&importance, index)).collect();
         assert_eq!(found, [1.0, 2.0, 2.0, 2.0, 0.0, 0.0], "what is no norm counts as 1");
         assert_eq!(importance.of(ExpertId { layer: 4, index: 0 }), 0.0);

@@ -19,7 +19,7 @@ fn toy(small: Small, period: u32) -> Toy {
     let mut toy = small.residency();
     let update = VirtualUpdate::Tokens(period);
     toy.rerouting = Rerouting { only_present: true, ..Rerouting::default() };
-    toy.keep_virtual_experts(VirtualExpertsOptions { n_used: N_USED, update, norms: Vec::new() });
+    toy.keep_virtual_experts(VirtualExpertsOptions { n_used: N_USED, update, ..Default::default() });
     toy
 }
 

@@ -86,6 +86,11 @@ fn virtual_experts_change_beside_tokens_that_wait_for_none() {
         let last: Vec<u16> = seen[seen.len() - 2..].iter().map(|(expert, ..)| expert.index).collect();
         assert_eq!(last.iter().sum::<u16>(), 5, "{update:?}: {last:?}, where the first ones gave way");
     }
+    let routing = RoutingOptions { virtual_experts: VirtualExperts::Auto, ..RoutingOptions::default() };
+    let light = Config { norms: vec![(0, vec![1.0, 1.0, 1e-6, 1e-6])], routing, ..exact };
+    let (seen, _) = replayed(&recording, &light);
+    let last: Vec<u16> = seen[seen.len() - 2..].iter().map(|(expert, ..)| expert.index).collect();
+    assert_eq!(last.iter().sum::<u16>(), 1, "{last:?}: experts of little norm replace none");
     let recorded = RoutingOptions { virtual_experts: VirtualExperts::Auto, ..RoutingOptions::default() };
     let ran = super::recording(&trace(&tokens, Some(2), recorded));
     assert_eq!(Config::recorded(&ran).unwrap().routing.virtual_experts, VirtualExperts::Auto);

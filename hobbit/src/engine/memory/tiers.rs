@@ -10,6 +10,7 @@ use crate::engine::ggml::log;
 use crate::engine::memory::device_tier::Tier;
 use crate::engine::memory::gates;
 use crate::engine::memory::host_reads::Host;
+use crate::engine::memory::norms::NormsJob;
 use crate::engine::memory::recorder::as_recorded;
 use crate::engine::memory::state_file::StateFile;
 use hobbit_core::cache::policy::PolicyKind;
@@ -51,6 +52,8 @@ pub(crate) struct Tiers {
     /// One per device that has layers with experts.
     pub(crate) tiers: Vec<Tier>,
     pub(crate) host: Host,
+    /// Computes the norms of virtual experts.
+    pub(crate) norms: Option<NormsJob>,
     pub(crate) routers: Routers,
     pub(crate) unseen: Unseen,
     /// The host's slots by share while a prompt is evaluated; empty: as many as while tokens decode.
@@ -279,6 +282,11 @@ impl Tiers {
         self.host.observer_mut().end_batch(phase, n_tokens, seconds, &measured);
         self.tiers.iter_mut().for_each(|tier| tier.end_batch(n_tokens));
         self.host.end_batch(phase, n_tokens, seconds);
+        if let (Some(job), Some(to)) = (&mut self.norms, &mut self.host.virtual_experts)
+            && !job.hand_over(to, false)
+        {
+            self.norms = None;
+        }
         if let Some(report) = self.host.latency.as_mut().and_then(Latency::take_news) {
             log::notice(format_args!("the target latency is out of reach here: {report}"));
         }
@@ -404,14 +412,6 @@ impl Tiers {
         self.description.warm_start = Some(warm);
     }
 
-    /// Returns the number of experts uploaded. Layers that are wholly on the device are skipped.
-    fn warm_up_device(&mut self, saved: &SavedCache) -> u64 {
-        let Self { tiers, host, .. } = self;
-        let Some(tier) = tiers.iter_mut().find(|tier| tier.report.name == saved.name) else { return 0 };
-        let mut versions = tier.slots.begin_warm_up(saved);
-        versions
-            .retain(|version| !tier.slots.whole.contains(&version.expert.layer) && host.layout().has_version(*version));
-        // Layer by layer; the order within a layer is that of their last uses.
     /// Fills the caches with `experts`, the most wanted last, as far as their slots allow. The host gets those that no
     /// device has.
     pub(crate) fn begin_with(&mut self, mut experts: Vec<ExpertId>) {
@@ -430,6 +430,14 @@ impl Tiers {
         self.description.warm_start = Some(warm);
     }
 
+    /// Returns the number of experts uploaded. Layers that are wholly on the device are skipped.
+    fn warm_up_device(&mut self, saved: &SavedCache) -> u64 {
+        let Self { tiers, host, .. } = self;
+        let Some(tier) = tiers.iter_mut().find(|tier| tier.report.name == saved.name) else { return 0 };
+        let mut versions = tier.slots.begin_warm_up(saved);
+        versions
+            .retain(|version| !tier.slots.whole.contains(&version.expert.layer) && host.layout().has_version(*version));
+        // Layer by layer; the order within a layer is that of their last uses.
         versions.sort_by_key(|version| version.expert.layer);
         let is_alike = |a: &Version, b: &Version| (a.expert.layer, a.precision) == (b.expert.layer, b.precision);
         let mut came = 0;

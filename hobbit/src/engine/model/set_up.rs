@@ -4,6 +4,7 @@
 mod costs;
 mod devices;
 mod host;
+mod norms;
 mod report;
 
 use std::collections::BTreeMap;
@@ -15,6 +16,7 @@ use crate::engine::ggml::context::Context;
 use crate::engine::ggml::memory_use::MemoryUse;
 use crate::engine::memory::device_tier::{self, Clock, Tier};
 use crate::engine::memory::host_reads::{Host, HostReads, Interleavings, layout_of};
+use crate::engine::memory::norms::NormsJob;
 use crate::engine::memory::recorder::Recorder;
 use crate::engine::memory::state_file::StateFile;
 use crate::engine::memory::tiers::{Description, Lending, Routers, Tiers};
@@ -32,6 +34,7 @@ use hobbit_core::plan::{
     StagingWish, cache_of,
 };
 use hobbit_core::predict::{self, PredictorKind};
+use hobbit_core::profile::LayerNorms;
 use hobbit_core::residency::{
     self, Latency, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions, VirtualExpertsOptions,
 };
@@ -74,9 +77,6 @@ pub(crate) fn set_up(model: &Model, options: &SessionOptions, context: &Context)
     new.free_compute = new.prompt_only();
     new.preload()?;
     new.warm_up();
-    new.record_residents();
-    if shared.options.caching.fill && shared.wrap_store.is_none() {
-        // Filling from the page cache costs the same CPU time now as on demand. Direct reads take the disk's time
     if let (None, Some((_, table))) = (new.description.warm_start, &shared.source.path_table)
         && shared.options.caching.fill
         && !new.description.plan.is_fully_resident()
@@ -84,6 +84,9 @@ pub(crate) fn set_up(model: &Model, options: &SessionOptions, context: &Context)
     {
         new.begin_with(table.by_frequency());
     }
+    new.record_residents();
+    if shared.options.caching.fill && shared.wrap_store.is_none() {
+        // Filling from the page cache costs the same CPU time now as on demand. Direct reads take the disk's time
         // instead, and where a device computes, the CPU's time is free.
         new.fill_free_slots(shared.options.caching.policy, store == StoreKind::Direct || copies);
     }
@@ -204,6 +207,8 @@ fn build(
     let (precisions, routing) = rules;
     let lookahead = look_ahead(model, &precisions, &routing, &mut tiers);
     let wants_scores = options.caching.policy.needs_scores() || recorder.is_watching();
+    // Where every expert has a slot, none is replaced.
+    let kind = (!setup.plan.is_fully_resident()).then_some(choice.kind);
     let layout = layout_of(&setup.catalog, &cache);
     let mut arenas: Vec<Arena> = memory.into_iter().map(|memory| memory.arena).collect();
     let staging = (arenas.pop().expect("staging was put last"), setup.staging_stride());
@@ -220,7 +225,7 @@ fn build(
         precisions,
         lookahead,
     });
-    start_routing(model, &mut host, &routing);
+    let norms = start_routing(model, &mut host, &routing, kind);
     let kinds = |layer| host.layout().kinds(layer).iter().map(move |kind| (layer, *kind));
     let unseen = host.layout().layers().flat_map(kinds).collect();
     let walk = shared.followed.routes.as_ref().map(|(routes, recall)| Walk::new(Arc::clone(routes), *recall));
@@ -228,6 +233,7 @@ fn build(
         unseen,
         tiers,
         host,
+        norms,
         routers: Routers { wants_scores, walk, ..Routers::default() },
         free_compute: 0,
         prompt_slots,
@@ -260,19 +266,32 @@ fn look_ahead(
     looks_ahead.then(|| lookahead_of(model, precisions, hides_waits))
 }
 
-/// Sends tokens to experts in memory as `routing` says, if at all.
-fn start_routing(model: &Model, host: &mut Host, routing: &RoutingOptions) {
-    let shared = &model.shared;
+/// Sends tokens to experts in memory as `routing` says, if at all. Returns the job that computes the norms of virtual
+/// experts, if some are read, as `kind` says.
+fn start_routing(
+    model: &Model,
+    host: &mut Host,
+    routing: &RoutingOptions,
+    kind: Option<StoreKind>,
+) -> Option<NormsJob> {
+    let mut job = None;
     if routing.virtual_experts != VirtualExperts::Off {
-        let n_used = model.info().n_expert_used as usize;
-        let planned = shared.followed.virtual_plan.as_ref().map(|plan| &plan.norms).filter(|norms| !norms.is_empty());
-        let norms =
-            planned.unwrap_or(&shared.source.norms).iter().map(|layer| (layer.layer, layer.norms.clone())).collect();
-        host.keep_virtual_experts(VirtualExpertsOptions { n_used, update: routing.virtual_update, norms });
+        let (norms, norms_from, computing) = norms::norms_of(&model.shared, kind);
+        let norms = norms.into_iter().map(|LayerNorms { layer, norms }| (layer, norms)).collect();
+        let (n_used, update) = (model.info().n_expert_used as usize, routing.virtual_update);
+        host.keep_virtual_experts(VirtualExpertsOptions { n_used, update, norms, norms_from });
+        job = computing;
+    }
+    // What is present may not depend on the speed of reads.
+    if let (true, Some(virtual_experts)) = (host.precisions.options.deterministic, &mut host.virtual_experts)
+        && let Some(mut job) = job.take()
+    {
+        job.hand_over(virtual_experts, true);
     }
     reroute(host, routing);
     let latency = |target: Duration| Latency::new(target.as_secs_f64(), routing.ladder());
     host.latency = routing.target_latency.map(latency);
+    job
 }
 
 /// Sets how tokens are sent to experts in memory, in place of what was set before.

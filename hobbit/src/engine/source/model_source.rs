@@ -36,8 +36,10 @@ pub(crate) struct ModelSource {
     pub(crate) precisions: Precisions,
     /// The path table and its file; only if the predictor uses it.
     pub(crate) path_table: Option<(PathBuf, Arc<PathTable>)>,
-    /// ‖W‖ of every expert, if the pack has it.
+    /// ‖E‖ of every expert, if the pack has it.
     pub(crate) norms: Vec<LayerNorms>,
+    /// Digest of the model that the pack was made from.
+    pub(crate) pack_source: Option<Sha256>,
 }
 
 impl ModelSource {
@@ -102,7 +104,8 @@ impl ModelSource {
         let n_layers_run = tables::n_layers_run(&gguf, options);
         map.layers.retain(|layer| u64::from(layer.layer) < n_layers_run);
         catalog.retain_layers(|layer| u64::from(layer) < n_layers_run);
-        Ok(Self { gguf, is_pack, map, catalog, originals, low_name, precisions, path_table, norms })
+        let pack_source = info.map(|info| info.source_sha256);
+        Ok(Self { gguf, is_pack, map, catalog, originals, low_name, precisions, path_table, norms, pack_source })
     }
 }
 
