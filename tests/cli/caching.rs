@@ -111,6 +111,7 @@ fn a_loss_bound_uses_the_nearest_smaller_cache() {
         thresholds: None,
         mixes: vec![measured(0.25, 0.15), measured(0.5, 0.25)],
         widths: Vec::new(),
+        bounded: Vec::new(),
         norms: Vec::new(),
     };
     let beside = dir.path().join("demo.profile.json");

@@ -22,7 +22,8 @@ pub struct Args {
     #[arg(conflicts_with_all = ["high", "only_low", "target_size"])]
     max_loss: Option<f64>,
     /// With --max-loss: choose between two of the profile's widths only, with all experts at which the model was
-    /// measured just within and beyond the loss (EdgeMoE)
+    /// measured just within and beyond the loss, and lower as many experts as profile --bounds N% has measured to be
+    /// within it, else as are predicted to be (EdgeMoE)
     #[arg(long, requires = "max_loss")]
     bounds: bool,
     /// Lower the most robust experts' high precision until the pack is this small: 6GiB
@@ -59,13 +60,18 @@ impl Args {
         };
         let chosen = profile::widths(&profile, &map, goal)?;
         let counts: Vec<_> = chosen.counts.iter().map(|(dtype, n)| format!("{n} at {dtype}")).collect();
+        let (what, loss) = chosen.measured.map_or(("predicted", chosen.loss), |loss| ("measured", loss));
         tell(format_args!(
-            "{} experts lowered ({}): predicted perplexity {:+.2}, high-precision records {}",
+            "{} experts lowered ({}): {what} perplexity {:+.2}, high-precision records {}",
             chosen.types.len(),
             if counts.is_empty() { "none".to_owned() } else { counts.join(", ") },
-            Percent(chosen.loss),
+            Percent(loss),
             Bytes(chosen.record_bytes)
         ));
+        if let (Goal::Bounded(max_loss), None) = (goal, chosen.measured) {
+            let max_loss = profile::in_percent(max_loss);
+            tell(format_args!("note: gguf-tools profile --bounds {max_loss}% measures the loss of this choice"));
+        }
         let widths = chosen.types.into_iter().collect();
         Ok(Chosen { widths: Some(widths), thresholds, norms, mixes })
     }

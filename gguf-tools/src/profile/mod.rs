@@ -1,5 +1,6 @@
 //! `gguf-tools profile`: measures thresholds, mixes, each expert's sensitivity to fewer bits, and path tables.
 
+mod bounds;
 mod low;
 mod mixes;
 pub mod norms;
@@ -30,8 +31,8 @@ use text::{Runner, Text};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Without --shares and --max-loss, no thresholds are tuned. \
-    Each width needs one temporary copy of the experts, and as many runs over the text as there are layers; \
-    a path table comes of the one run that is made in any case.
+    Each width needs one temporary copy of the experts, and as many runs over the text as there are layers and experts \
+    lowered alone; a path table comes of the one run that is made in any case.
 
 Examples:
   gguf-tools profile model.gguf --text some.txt --max-loss 1% --low q2_k -o model.profile.json
@@ -68,6 +69,14 @@ pub struct Args {
     /// Types to measure each expert's sensitivity to
     #[arg(long, value_name = "TYPES", value_delimiter = ',', default_value = "q2_k,q3_k,q4_k", value_parser = dtype)]
     widths: Vec<GgmlType>,
+    /// Experts that are lowered alone to measure their sensitivity, those predicted to lose most: a share of all. Each
+    /// takes a run over the text for each width; 100% is EdgeMoE's profile, 0% predicts all
+    #[arg(long, value_name = "N%", default_value = "10%", value_parser = percent, conflicts_with = "no_widths")]
+    alone: f64,
+    /// Measure the model of pack --bounds --max-loss N%: the number of lowered experts is adjusted until perplexity
+    /// rises by at most N% (EdgeMoE). At most 10 runs over the text
+    #[arg(long, value_name = "N%", value_parser = percent, conflicts_with = "no_widths")]
+    bounds: Option<f64>,
     /// Leave sensitivities out: one run over the text, for thresholds and the path table
     #[arg(long, conflicts_with = "widths")]
     no_widths: bool,
@@ -208,6 +217,7 @@ fn profile(args: &Args) -> anyhow::Result<Profile> {
         thresholds: args.shares.map(|target| for_shares(&uses, target)).transpose()?,
         mixes: Vec::new(),
         widths: Vec::new(),
+        bounded: Vec::new(),
         norms: norms::of(&opened, &args.file, source.threads)?,
     };
     if let Some(max_loss) = args.max_loss {
@@ -227,7 +237,11 @@ fn profile(args: &Args) -> anyhow::Result<Profile> {
         }
     }
     for &dtype in &widths {
-        profile.widths.push(sensitivity::width(first, &source, &text, &uses, &profile.norms, dtype)?);
+        let measured = sensitivity::width(first, &source, &text, (&uses, &profile.norms), dtype, args.alone)?;
+        profile.widths.push(measured);
+    }
+    if let Some(max_loss) = args.bounds {
+        profile.bounded = vec![bounds::find(first, &source, &text, &profile, max_loss)?];
     }
     Ok(profile)
 }

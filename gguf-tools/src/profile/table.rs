@@ -4,7 +4,7 @@ use std::fmt;
 
 use hobbit_common::advice::spelled;
 use hobbit_core::pack::slice_name;
-use hobbit_core::profile::{ChosenThresholds, Mixes, Profile, SliceTypes, Width};
+use hobbit_core::profile::{Bounded, ChosenThresholds, Mixes, Profile, SliceTypes, Width, in_percent};
 use hobbit_core::units::{Bytes, Percent};
 
 /// Experts shown at either end.
@@ -30,7 +30,17 @@ impl fmt::Display for Table<'_> {
             show_thresholds(f, tuned)?;
         }
         mixes.iter().try_for_each(|mixes| show_mixes(f, mixes))?;
-        widths.iter().try_for_each(|width| show_width(f, width))
+        widths.iter().try_for_each(|width| show_width(f, width))?;
+        self.0.bounded.iter().try_for_each(|bounded| {
+            let Bounded { max_loss, lowered, perplexity_increase, runs } = bounded;
+            let (max, increase) = (in_percent(*max_loss), Percent(*perplexity_increase));
+            let runs: Vec<String> = runs.iter().map(|(n, loss)| format!("{n}: {:+.2}", Percent(*loss))).collect();
+            let runs = runs.join(", ");
+            writeln!(
+                f,
+                "\npack --bounds --max-loss {max}%: {lowered} experts lowered, perplexity {increase:+.2} ({runs})"
+            )
+        })
     }
 }
 
@@ -76,13 +86,21 @@ fn show_width(f: &mut fmt::Formatter<'_>, width: &Width) -> fmt::Result {
         let types = describe(&layer.types);
         writeln!(f, "{:>6}{:>12.3e}{least:>12.3e}{median:>12.3e}{most:>12.3e}  {types}", layer.layer, layer.kl)?;
     }
+    let n_measured: usize = width.layers.iter().map(|layer| layer.measured.len()).sum();
+    let n_experts: usize = width.layers.iter().map(|layer| layer.experts.len()).sum();
+    writeln!(f, "{n_measured} of {n_experts} experts were lowered alone (*), the others are predicted")?;
     let mut experts: Vec<(f64, u16, usize)> = (width.layers.iter())
         .flat_map(|layer| layer.experts.iter().enumerate().map(|(expert, &kl)| (kl, layer.layer, expert)))
         .collect();
     experts.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
-    let line = |experts: &[(f64, u16, usize)]| {
-        experts.iter().map(|(kl, layer, expert)| format!("{layer}:{expert} {kl:.2e}")).collect::<Vec<_>>().join(", ")
+    let is_measured = |layer: u16, expert: usize| {
+        let own = width.layers.iter().find(|own| own.layer == layer);
+        own.is_some_and(|own| own.measured.iter().any(|measured| usize::from(*measured) == expert))
     };
+    let one = |&(kl, layer, expert): &(f64, u16, usize)| {
+        format!("{layer}:{expert} {kl:.2e}{}", if is_measured(layer, expert) { "*" } else { "" })
+    };
+    let line = |experts: &[(f64, u16, usize)]| experts.iter().map(one).collect::<Vec<_>>().join(", ");
     let n = SHOWN.min(experts.len() / 2);
     writeln!(f, "most sensitive (layer:expert KL): {}", line(&experts[..n]))?;
     writeln!(f, "most robust: {}", line(&experts[experts.len() - n..]))

@@ -101,6 +101,20 @@ impl Runner {
         Ok(())
     }
 
+    /// Perplexity on the whole text.
+    pub fn perplexity(&mut self, text: &Text, stage: &str) -> anyhow::Result<f64> {
+        let bar = Bar::of_units(stage, text.windows.len() as u64)?;
+        let (mut sum, mut n) = (0.0, 0u64);
+        for window in &text.windows {
+            self.window(window, window.len(), |logits, next| {
+                sum += nll(logits, next);
+                n += 1;
+            })?;
+            bar.step(1)?;
+        }
+        Ok((sum / n.max(1) as f64).exp())
+    }
+
     /// Loss of lowering each of these sets of experts, over the whole text.
     pub fn losses(&mut self, text: &Text, sets: &[Vec<ExpertId>], stage: &str) -> anyhow::Result<Vec<Loss>> {
         let losses = self.losses_of(text, sets, stage, |model, set| model.force_low(set.iter().copied()));

@@ -31,7 +31,7 @@ fn the_demo_models_most_robust_experts_are_found() {
     let (model, text, file) = (bundled("demo.gguf"), bundled("demo-heldout-prose.txt"), dir.path().join("demo.json"));
     let temp = dir.path().join("temp");
     fs::create_dir(&temp).unwrap();
-    let more = ["--tokens", "512", "--context", "256", "--widths", "q2_k,q4_k"];
+    let more = ["--tokens", "512", "--context", "256", "--widths", "q2_k,q4_k", "--alone", "0%"];
     let files = ["--shares", "67/30/3", "-o", word(&file), "--temp-dir", word(&temp)];
     let shown = succeed(&args(&model, &text, &[&more[..], &files].concat())).out;
     assert_contains(&shown, &["48 experts in 6 layers", "--t1 0.", "every expert at q2_K", "most robust"]);
@@ -69,6 +69,40 @@ fn the_demo_models_most_robust_experts_are_found() {
     assert!(fits.record_bytes <= 5 << 20 && fits.loss > 0.0);
     let error = widths(&profile, &map, Goal::TargetSize { bytes: 3 << 20, other: 1 << 20 }).unwrap_err();
     assert!(error.to_string().contains(&format!("{} bytes", all.record_bytes + (1 << 20))), "{error}");
+}
+
+#[test]
+fn experts_are_lowered_alone_and_their_number_is_adjusted_by_measured_losses() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, text) = (bundled("demo.gguf"), bundled("demo-heldout-prose.txt"));
+    let usual = ["--tokens", "256", "--context", "128"];
+    let more = [&usual[..], &["--widths", "q2_k,q4_k", "--alone", "25%", "--bounds", "2%"]].concat();
+    let found = profile(&model, &text, &more);
+    for width in &found.widths {
+        let measured: usize = width.layers.iter().map(|layer| layer.measured.len()).sum();
+        assert_eq!(measured, 12, "a quarter of 48");
+        let sum: f64 = width.layers.iter().flat_map(|layer| &layer.experts).sum();
+        let whole = width.kl.max(width.perplexity_increase.ln_1p());
+        assert!((sum * width.scale - whole).abs() < 1e-9, "{}: {sum} {whole}", width.dtype);
+    }
+    let [bounded] = &found.bounded[..] else { panic!("{:?}", found.bounded) };
+    assert!(bounded.perplexity_increase <= 0.02 && (1..=10).contains(&bounded.runs.len()), "{bounded:?}");
+    let best = bounded.runs.iter().filter(|(_, loss)| *loss <= 0.02).max_by_key(|(n, _)| *n).unwrap();
+    assert_eq!(*best, (bounded.lowered, bounded.perplexity_increase));
+
+    // The model that was run is the pack that is written.
+    let [file, pack] = ["demo.json", "demo.hobbit.gguf"].map(|name| dir.path().join(name));
+    fs::write(&file, found.to_json()).unwrap();
+    let from = ["--profile", word(&file), "--max-loss"];
+    let packed = succeed(&[&["pack", word(&model), "-o", word(&pack)], &from[..], &["2%", "--bounds"]].concat());
+    let n = bounded.lowered;
+    assert_contains(&packed.err, &[": measured perplexity ", &format!("{n} at q2_K"), &format!("{} at q4_K", 48 - n)]);
+    let perplexity = profile(&pack, &text, &[&usual[..], &["--no-widths"]].concat()).text.perplexity;
+    let increase = perplexity / found.text.perplexity - 1.0;
+    assert!((increase - bounded.perplexity_increase).abs() < 1e-4, "{increase} {bounded:?}");
+    let another = [&["pack", word(&model), "-o", word(&pack), "--force"], &from[..], &["3%", "--bounds"]].concat();
+    assert_contains(&succeed(&another).err, &[": predicted perplexity ", "profile --bounds 3% measures"]);
+    refused(2, &args(&model, &text, &["--no-widths", "--bounds", "2%"]), "cannot be used with");
 }
 
 #[test]

@@ -30,7 +30,10 @@ pub struct Profile {
     pub mixes: Vec<Mixes>,
     /// Sensitivities, one entry per width, widest first; empty if not requested.
     pub widths: Vec<Width>,
-    /// ‖W‖ of every expert, for virtual experts: packs carry it. Empty in older profiles.
+    /// EdgeMoE's mixed models, if requested.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bounded: Vec<Bounded>,
+    /// ‖E‖ of every expert, for virtual experts: packs carry it. Empty in older profiles.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub norms: Vec<LayerNorms>,
 }
@@ -79,7 +82,7 @@ pub struct Width {
     /// Relative increase of perplexity in the same run.
     pub perplexity_increase: f64,
     /// Nats of perplexity per nat of summed KL: the loss of lowering everything (the larger of KL and logarithm of the
-    /// perplexities' ratio), divided by the sum of all layers' `kl`.
+    /// perplexities' ratio), divided by the sum of all experts' losses.
     #[serde(rename = "calibration")]
     pub scale: f64,
     pub layers: Vec<LayerWidth>,
@@ -93,8 +96,24 @@ pub struct LayerWidth {
     pub types: SliceTypes,
     /// Mean KL divergence with all experts of the layer lowered, nats.
     pub kl: f64,
-    /// Predicted mean KL divergence with each expert lowered alone, nats. The values add up to `kl`.
+    /// Mean KL divergence with each expert lowered alone, nats: measured, or predicted from `kl`.
     pub experts: Vec<f64>,
+    /// The experts whose loss was measured, ascending.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub measured: Vec<u16>,
+}
+
+/// A model of two neighbouring widths that was run with several numbers of lowered experts (EdgeMoE, section III-B).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Bounded {
+    /// Greatest relative increase of perplexity; 0.02 is two percent.
+    pub max_loss: f64,
+    /// Number of experts at the narrower width, the most robust ones, at which the increase is within `max_loss`.
+    pub lowered: u64,
+    /// Measured relative increase of perplexity with that number.
+    pub perplexity_increase: f64,
+    /// All numbers that were tried, with their measured increases.
+    pub runs: Vec<(u64, f64)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 
 pub use crate::pack::SliceTypes;
 pub use format::{
-    ChosenThresholds, FORMAT, LayerNorms, LayerWidth, ModelId, Profile, TextId, VERSION, Width, norms_of_json,
+    Bounded, ChosenThresholds, FORMAT, LayerNorms, LayerWidth, ModelId, Profile, TextId, VERSION, Width, norms_of_json,
     norms_to_json,
 };
 pub use loss::{Loss, log_softmax, nll};
@@ -30,9 +30,9 @@ pub use mixes::{
     MeasuredMix, Mix, Mixes, Part, RUNS_MAX, beside, mixes_of_json, mixes_to_json, search_mixes, text_sha256,
 };
 pub use norms::{NORMS_FORMAT, NORMS_VERSION, NormsFile, layer_norms, read_norms};
-pub use uses::{Uses, divide};
+pub use uses::{Uses, divide, most_sensitive, take_measured};
 pub use virtual_plan::{PLAN_FORMAT, PLAN_VERSION, PlanOutcome, PlannedLayer, VirtualPlan, VirtualPlanError};
-pub use widths::{Goal, Widths, widths};
+pub use widths::{Goal, Widths, adjust, bounds, widths};
 
 use crate::expert::ExpertId;
 use crate::files;

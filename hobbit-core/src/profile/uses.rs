@@ -3,11 +3,12 @@
 //!
 //! EdgeMoE lowers one expert at a time and measures the loss, E x L runs over the text for each width. Here every
 //! *layer* is lowered once, and its measured loss (mean KL divergence from the exact predictions) is divided in
-//! proportion to
+//! proportion to I_e * |W_e|^4. Of these predictions the highest are measured alone, as in the paper, and the others
+//! are corrected by the ratio of both.
 //!
 //! ```text
-//! I_e * |W_e|^4    I_e = sum over the expert's uses of its squared router weight   (Uses::importance)
-//!                  |W_e| = norm of all its matrices together                       (LayerNorms)
+//! I_e = sum over the expert's uses of its squared router weight   (Uses::importance)
+//! |W_e| = norm of all its matrices together                       (LayerNorms)
 //! ```
 //!
 //! An expert adds its router weight times its output to a token's hidden state. Its output is proportional to two
@@ -15,6 +16,8 @@
 
 use std::collections::BTreeMap;
 
+use super::format::LayerWidth;
+use crate::expert::ExpertId;
 use crate::route::unimportance;
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -107,9 +110,74 @@ pub fn divide(measured: f64, importance: &[f64], norms: &[f32]) -> Vec<f64> {
     }
 }
 
+/// The `share` of all experts that are predicted to lose most, the highest first.
+pub fn most_sensitive(layers: &[LayerWidth], share: f64) -> Vec<ExpertId> {
+    let of_layer = |own: &LayerWidth| {
+        let layer = own.layer;
+        let losses = own.experts.clone();
+        (0u16..).zip(losses).map(move |(index, loss)| (loss, ExpertId { layer, index }))
+    };
+    let mut experts: Vec<(f64, ExpertId)> = layers.iter().flat_map(of_layer).collect();
+    experts.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    experts.truncate((experts.len() as f64 * share.clamp(0.0, 1.0)).ceil() as usize);
+    experts.into_iter().map(|(_, expert)| expert).collect()
+}
+
+/// Puts the losses of experts that were lowered alone in place of predicted ones. The other predictions are multiplied
+/// by the ratio of both sums, so that all losses are of the same kind.
+pub fn take_measured(layers: &mut [LayerWidth], measured: &[(ExpertId, f64)]) {
+    let (mut sum, mut predicted) = (0.0, 0.0);
+    let losses: BTreeMap<ExpertId, f64> = measured.iter().copied().collect();
+    for own in layers.iter() {
+        for (index, loss) in (0u16..).zip(&own.experts) {
+            if let Some(measured) = losses.get(&ExpertId { layer: own.layer, index }) {
+                (sum, predicted) = (sum + measured, predicted + loss);
+            }
+        }
+    }
+    let ratio = if sum > 0.0 && predicted > 0.0 { sum / predicted } else { 1.0 };
+    for own in layers {
+        own.measured.clear();
+        for (index, loss) in (0u16..).zip(&mut own.experts) {
+            match losses.get(&ExpertId { layer: own.layer, index }) {
+                Some(measured) => {
+                    *loss = *measured;
+                    own.measured.push(index);
+                }
+                None => *loss *= ratio,
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pack::SliceTypes;
+
+    #[test]
+    fn the_highest_predictions_are_measured_and_the_others_follow() {
+        let layer = |layer, experts: &[f64]| LayerWidth {
+            layer,
+            types: SliceTypes::default(),
+            kl: experts.iter().sum(),
+            experts: experts.to_vec(),
+            measured: Vec::new(),
+        };
+        let mut layers = vec![layer(2, &[1.0, 8.0, 2.0, 4.0]), layer(5, &[4.0, 16.0])];
+        let expert = |layer, index| ExpertId { layer, index };
+        let most = most_sensitive(&layers, 0.5);
+        assert_eq!(most, [expert(5, 1), expert(2, 1), expert(2, 3)]);
+        assert_eq!(most_sensitive(&layers, 0.01), most[..1]);
+        assert!(most_sensitive(&layers, 0.0).is_empty() && most_sensitive(&layers, 1.0).len() == 6);
+        // Three were predicted to lose 28 together, and lose 14.
+        take_measured(&mut layers, &[(most[0], 5.0), (most[1], 6.0), (most[2], 3.0)]);
+        assert_eq!((&layers[0].experts[..], &layers[0].measured[..]), (&[0.5, 6.0, 1.0, 3.0][..], &[1, 3][..]));
+        assert_eq!((&layers[1].experts[..], &layers[1].measured[..]), (&[2.0, 5.0][..], &[1][..]));
+        let before = layers.clone();
+        take_measured(&mut layers, &[]);
+        assert_eq!(layers[0].experts, before[0].experts, "nothing measured changes nothing");
+    }
 
     #[test]
     fn uses_are_counted_with_their_weights() {

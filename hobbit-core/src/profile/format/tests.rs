@@ -27,7 +27,7 @@ fn map() -> ExpertMap {
 fn profile() -> Profile {
     let experts = vec![0.001, 0.003];
     let types = SliceTypes::lowered(&map().layers[0], q2());
-    let layers = vec![LayerWidth { layer: 3, types, kl: 0.004, experts }];
+    let layers = vec![LayerWidth { layer: 3, types, kl: 0.004, experts, measured: vec![1] }];
     let width = Width { dtype: q2(), kl: 0.003, perplexity_increase: 0.002, scale: 2.0, layers };
     Profile {
         format: FORMAT.to_owned(),
@@ -64,6 +64,7 @@ fn profile() -> Profile {
             }],
         }],
         widths: vec![width],
+        bounded: vec![Bounded { max_loss: 0.02, lowered: 1, perplexity_increase: 0.0175, runs: vec![(1, 0.0175)] }],
         norms: vec![LayerNorms { layer: 0, norms: vec![1.5, 2.5] }],
     }
 }
@@ -125,7 +126,8 @@ fn bounds_leave_two_neighbouring_widths() {
     let width = |name: &str, loss: f64| {
         let dtype = GgmlType::from_name(name).unwrap();
         let types = SliceTypes::lowered(&map().layers[0], dtype);
-        let layers = vec![LayerWidth { layer: 3, types, kl: 4.0 * loss, experts: vec![loss, 3.0 * loss] }];
+        let (experts, measured) = (vec![loss, 3.0 * loss], Vec::new());
+        let layers = vec![LayerWidth { layer: 3, types, kl: 4.0 * loss, experts, measured }];
         Width { dtype, kl: 4.0 * loss, perplexity_increase: (4.0 * loss).exp_m1(), scale: 1.0, layers }
     };
     let widths_of = |goal| {

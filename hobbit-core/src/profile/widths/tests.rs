@@ -39,6 +39,31 @@ fn steps_that_no_line_supports_are_passed_over() {
     assert_eq!(choose(&experts, Goal::MaxLoss(0.2)), Ok(vec![3]));
 }
 
+#[test]
+fn a_number_of_experts_is_lowered_in_the_order_of_their_losses() {
+    let expert = |loss| choices(&[(100, 0.0), (50, loss)]);
+    let experts = [expert(0.3), expert(0.1), choices(&[(50, 0.0), (50, 0.0)]), expert(0.2)];
+    let chosen = |n| choose(&experts, Goal::Lowered { max_loss: 0.0, n }).unwrap();
+    assert_eq!([0, 1, 2, 9].map(chosen), [[0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 1], [1, 1, 0, 1]]);
+}
+
+#[test]
+fn the_number_of_lowered_experts_is_adjusted_by_measurements() {
+    let search = |n_max, predicted, limit: u64| {
+        let runs = adjust(n_max, predicted, 0.5, |n| Ok::<_, ()>(n as f64 / limit as f64 / 2.0)).unwrap();
+        assert!(runs.len() <= RUNS_MAX && runs.iter().all(|(n, _)| (1..=n_max).contains(n)), "{runs:?}");
+        let within = runs.iter().filter(|(_, loss)| *loss <= 0.5).map(|(n, _)| *n);
+        (runs[0].0, within.max().unwrap_or(0))
+    };
+    assert_eq!(search(48, 20, 33), (20, 33), "predicted too few");
+    assert_eq!(search(48, 40, 7), (40, 7), "predicted too many");
+    assert_eq!(search(48, 0, 100), (1, 48), "all of them");
+    assert_eq!(search(1, 9, 1), (1, 1));
+    let (_, found) = search(6144, 1000, 3000);
+    assert!((3000 - 6144 / 64..=3000).contains(&found), "{found}");
+    assert_eq!(adjust(8, 4, 0.5, |_| Err("disk")), Err("disk"));
+}
+
 /// Up to four experts with up to three widths, losses in quarters of a permille.
 fn experts() -> impl Strategy<Value = Vec<Vec<Choice>>> {
     let lowered = prop::collection::vec((1..100u64, 0..40u32), 0..4);
