@@ -28,7 +28,7 @@ use std::str::FromStr;
 use clap::{Args, CommandFactory, Parser};
 
 pub use caching::CachingArgs;
-pub use context::{ContextArgs, RopeArgs};
+pub use context::{ContextArgs, RopeArgs, UbatchSize};
 pub use device::DeviceArgs;
 pub use model::{AttachedArgs, MediaArgs, ModelArgs, SourceArgs};
 pub use precision::PrecisionArgs;

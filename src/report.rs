@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use hobbit::engine::ModelInfo;
 use hobbit::options::KernelChoice;
 use hobbit::stats::{DeviceReport, PhaseStats, PrecisionReport, Stats, Timings, WarmStart};
-use hobbit_core::plan::{BudgetSource, MemoryPlan};
+use hobbit_core::plan::{BudgetSource, MemoryPlan, WidthReport};
 use hobbit_core::units::{Bytes, Percent, Seconds};
 
 /// Hit rate from which reads are assumed not to bound decoding, unless decoding waited for them anyway.
@@ -33,7 +33,7 @@ pub fn model(name: &str, info: &ModelInfo, n_ctx: u32, is_n_ctx_given: bool) -> 
 }
 
 /// The available memory, and the experts in it; also reports a session that runs as plain llama.cpp.
-pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>) -> String {
+pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>, width: Option<WidthReport>) -> String {
     let origin = match plan.budget_source {
         BudgetSource::Given => "--mem-budget",
         BudgetSource::Cgroup => "limit of the control group",
@@ -66,6 +66,10 @@ pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>) -> St
             )
         }
     };
+    if let Some(WidthReport { usual, widest, .. }) = width {
+        let _ =
+            write!(line, "; prompts in batches of {usual} to {widest} tokens, as their reads and products take time");
+    }
     if let Some(WarmStart { by_frequency, saved, experts, bytes }) = warm {
         let what = match by_frequency {
             true => format!("the {experts} most frequent of the path table are read"),
@@ -157,6 +161,11 @@ pub fn closing(run: &Closing) -> Vec<String> {
         if let (tokens @ 1.., Some(rate)) = (phase.tokens, phase.tokens_per_second()) {
             let (s, time) = (if tokens == 1 { "" } else { "s" }, Seconds(phase.seconds));
             lines.push(format!("{name}: {tokens} token{s} in {time}, {rate:.2} tokens/s"));
+            if let (Some(WidthReport { usual, last: Some(last), .. }), "prompt") = (&stats.prompt_width, name)
+                && let Some(line) = lines.last_mut().filter(|_| last > usual)
+            {
+                let _ = write!(line, ", {last} at once");
+            }
         }
     }
     if let Some(last) = lines.last_mut() {
@@ -525,7 +534,7 @@ llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
         assert_eq!(model("demo.gguf", &info, 512, true), line);
         info.n_expert = 0;
         assert!(model("m", &info, 512, false).ends_with("6 layers, context 512 of 4096 (-c)"), "a dense model");
-        let words = |plan: &MemoryPlan, io| memory(plan, io, None);
+        let words = |plan: &MemoryPlan, io| memory(plan, io, None, None);
         let part = plan(120, 4);
         let (slots, percent, cache) = (part.n_slots, part.n_slots * 100 / 32, Bytes(part.expert_cache));
         let expected = format!("{slots} of 32 experts ({percent} %) in {cache}, the others are read by direct I/O");
@@ -544,7 +553,10 @@ llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
         let warm = Some(WarmStart { by_frequency: false, saved: 32, experts: 30, bytes: MIB });
         let all = "memory: 1.00 GiB (--mem-budget); all 32 experts fit, in 128.00 MiB; \
                    30 of the 32 of an earlier run are back (1.00 MiB read)";
-        assert_eq!(memory(&plan(1024, 4), "direct (why)", warm), all);
+        assert_eq!(memory(&plan(1024, 4), "direct (why)", warm, None), all);
+        let width = Some(WidthReport { usual: 512, widest: 4096, last: None, costs: None });
+        let line = memory(&plan(1024, 4), "direct (why)", None, width);
+        assert!(line.ends_with("; prompts in batches of 512 to 4096 tokens, as their reads and products take time"));
         let plain = words(&plan(1024, 0), "none: run as llama.cpp");
         assert_eq!(plain, "memory: 1.00 GiB (--mem-budget); run as llama.cpp");
     }

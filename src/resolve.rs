@@ -20,6 +20,7 @@ use hobbit::options::{
     SessionOptions, SpeculationOptions, XtcOptions, sampler_order,
 };
 use hobbit_core::files::{Input, Kind, Output, OutputError};
+use hobbit_core::plan::UBATCH_MAX;
 
 /// Settings of a run, complete and checked.
 #[derive(Debug)]
@@ -309,7 +310,8 @@ fn session(context: &ContextArgs, rope: &RopeArgs) -> SessionOptions {
     SessionOptions {
         n_ctx: context.ctx_size,
         n_batch: context.batch_size,
-        n_ubatch: context.ubatch_size,
+        n_ubatch: context.ubatch_size.0.unwrap_or(SessionOptions::default().n_ubatch),
+        n_ubatch_max: if context.ubatch_size.0.is_none() { UBATCH_MAX } else { 0 },
         n_outputs_max: 1,
         rollback: 0,
         n_seq_max: 1,

@@ -20,7 +20,7 @@ mod reports;
 
 use serde::Serialize;
 
-use crate::plan::kib_field;
+use crate::plan::{WidthReport, kib_field};
 use crate::speculation::GateReport;
 
 pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
@@ -169,6 +169,8 @@ pub struct Stats {
     pub speculation: Option<GateReport>,
     /// Kernels that multiply in batches.
     pub kernels: KernelReport,
+    /// Widths of prompts' ubatches; `None` where they are fixed.
+    pub prompt_width: Option<WidthReport>,
     /// Largest resident set of the process so far, in bytes; 0 if the system does not report it.
     pub peak_rss_bytes: u64,
 }

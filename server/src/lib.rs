@@ -217,8 +217,7 @@ fn load(app: &Arc<App>, source: &Source, ctrl_c: &CtrlC, log: &Log) -> Result<(J
         stall_limit: settings.slots.stall_limit,
         n_waiting_max: settings.slots.max_waiting as usize,
         // The context's own values, which llama.cpp may have changed.
-        n_ubatch: n_batch.min(session_options.n_ubatch.min(session_options.n_batch) as usize),
-        n_batch,
+        n_batch: n_batch.min(session_options.n_batch as usize),
         has_fused_attention: session_options.flash_attn != FlashAttn::Off,
         n_outputs: session_options.n_outputs_max as usize,
         mark: saved::mark(&model, model_options, session_options),

@@ -117,7 +117,9 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         session.embeddings = embeds;
         session.pooling = slots.pooling;
         // Pooling needs all tokens of a text in one evaluation.
-        session.n_batch = if embeds { session.n_ubatch } else { session.n_batch };
+        if embeds {
+            (session.n_batch, session.n_ubatch_max) = (session.n_ubatch, 0);
+        }
         session.context_shift = false;
         session.rollback = speculation.as_ref().map_or(0, |drafts| drafts.n_max);
     })?;

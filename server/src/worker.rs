@@ -36,7 +36,6 @@ pub struct WorkerOptions {
     /// Maximum number of requests that wait for a slot.
     pub n_waiting_max: usize,
     /// Prompt tokens computed at once.
-    pub n_ubatch: usize,
     pub n_batch: usize,
     /// Attention sums many rows in another order than few ([`super::schedule::ATTENTION_ROWS`]).
     pub has_fused_attention: bool,

@@ -1,5 +1,7 @@
 //! Flags of the context: its length, batches, threads, KV cache and position encoding.
 
+use std::str::FromStr;
+
 use clap::Args;
 
 use super::{finite, number, positive};
@@ -17,10 +19,10 @@ pub struct ContextArgs {
     #[arg(short, long, value_name = "N", default_value = "2048", env = "LLAMA_ARG_BATCH",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub batch_size: u32,
-    /// Prompt tokens computed at once. More read experts less often, with other last bits than at 512
-    #[arg(long, value_name = "N", default_value = "512", env = "LLAMA_ARG_UBATCH",
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub ubatch_size: u32,
+    /// Prompt tokens computed at once; auto: 512, and up to 16384 where reading experts takes most of a prompt's time.
+    /// More read them less often, with other last bits than at 512
+    #[arg(long, value_name = "N|auto", default_value = "auto", env = "LLAMA_ARG_UBATCH")]
+    pub ubatch_size: UbatchSize,
     /// Threads for generation; -1 lets hobbit choose
     #[arg(short, long, value_name = "N", default_value = "-1", env = "LLAMA_ARG_THREADS",
           value_parser = threads)]
@@ -92,6 +94,21 @@ pub struct RopeArgs {
     /// YaRN: low correction dimension
     #[arg(long, value_name = "N", default_value = "-1", env = "LLAMA_ARG_YARN_BETA_FAST", value_parser = finite)]
     pub yarn_beta_fast: f32,
+}
+
+/// Tokens of a prompt computed at once; `None`: [`UBATCH_MAX`](hobbit_core::plan::UBATCH_MAX) at most, as costs decide.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UbatchSize(pub Option<u32>);
+
+impl FromStr for UbatchSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self(None)),
+            text => number(1..=u32::MAX, "a number from 1, or auto")(text).map(|n| Self(Some(n))),
+        }
+    }
 }
 
 /// At most as many as ggml runs (`GGML_MAX_N_THREADS`).

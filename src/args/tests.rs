@@ -19,7 +19,7 @@ use crate::surroundings::Surroundings;
 use hobbit::options::*;
 use hobbit_core::cache::Allocation;
 use hobbit_core::cache::policy::Weights;
-use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::plan::{Budget, ExpertCache, UBATCH_MAX};
 use hobbit_core::store::IoMode;
 
 #[derive(Default)]
@@ -75,7 +75,8 @@ fn normal(words: &[&str]) -> Vec<OsString> {
 fn defaults_are_llama_cpps() {
     let hi = hi("-m a.gguf");
     // A chat asks for the last token's logits only, and goes back to checkpoints, which a library's session does not.
-    let session = SessionOptions { n_outputs_max: 1, checkpoints: 32, ..SessionOptions::default() };
+    let session =
+        SessionOptions { n_outputs_max: 1, checkpoints: 32, n_ubatch_max: UBATCH_MAX, ..SessionOptions::default() };
     let expected = ModelOptions { expects: session.clone(), ..ModelOptions::default() };
     assert_eq!((hi.run.model_options, hi.run.session_options), (expected, session));
     assert_eq!(hi.sampling, SamplingOptions::default());
@@ -100,7 +101,8 @@ const GIVEN: &[(&str, Holds)] = &[
     ("--io direct", |hi| hi.run.model_options.io == IoMode::Direct),
     ("--kernels fastest", |hi| hi.run.model_options.kernels == KernelChoice::Fastest),
     ("-c 4096 -b 64", |hi| (hi.run.session_options.n_ctx, hi.run.session_options.n_batch) == (4096, 64)),
-    ("-ub 64 -ub 32", |hi| hi.run.session_options.n_ubatch == 32),
+    ("-ub 64 -ub 32", |hi| (hi.run.session_options.n_ubatch, hi.run.session_options.n_ubatch_max) == (32, 0)),
+    ("-ub auto", |hi| (hi.run.session_options.n_ubatch, hi.run.session_options.n_ubatch_max) == (512, UBATCH_MAX)),
     ("-t 3 -tb 5", |hi| (hi.run.session_options.threads, hi.run.session_options.threads_batch) == (Some(3), Some(5))),
     ("-fa off", |hi| hi.run.session_options.flash_attn == FlashAttn::Off),
     ("-ctk q8_0", |hi| hi.run.session_options.type_k == KvType::Q8_0),

@@ -174,3 +174,42 @@ fn given_slots_and_repeatable_runs_stay() {
         assert!(watched.seen.iter().all(|(_, slots, _)| *slots == n_slots), "{}", watched.plan());
     }
 }
+
+/// Whatever widths were chosen, logits are those of a session of fixed width that gets the same ubatches.
+#[test]
+fn wide_prompts_have_the_bits_of_their_width() {
+    if !in_own_process("exactness::phases::wide_prompts_have_the_bits_of_their_width") {
+        return;
+    }
+    let case = wide_case();
+    let options_of = |n_ubatch: u32| SessionOptions { n_batch: 256, n_ubatch, ..case.options.clone() };
+    let auto = Case { options: SessionOptions { n_ubatch_max: 1024, ..options_of(256) }, ..wide_case() };
+    let reference = Reference::new(&auto, &Placed::default());
+    let (mut watched, budget) = tight(&reference, &options(ExpertCache::Auto), 48 << 20);
+    let tokens: Vec<i32> = (0..1900).map(|at| at % 200).collect();
+    let mut ends = Vec::new();
+    watched.session.feed_with(&tokens, |done| ends.push(done)).unwrap();
+    let report = watched.session.stats().prompt_width.expect("the width is chosen");
+    assert_eq!((report.usual, ends[0]), (256, 256), "the first ubatch measures");
+    assert!(report.widest > 256 && report.costs.is_some_and(|costs| costs.bytes_per_pass > 0.0), "{report:?}");
+    assert!(rss_bytes() <= budget);
+
+    let mut fixed = Model::open(&reference.path, &options(QUARTER)).unwrap().session(&case.options).unwrap();
+    let (mut begin, mut last) = (0, 0);
+    for end in ends {
+        let is_last = |at: usize| at + 1 == tokens.len();
+        let entry = |at| BatchToken { token: tokens[at], position: at as i32, sequence: 0, logits: is_last(at) };
+        fixed.evaluate(&(begin..end).map(entry).collect::<Vec<_>>()).unwrap();
+        (begin, last) = (end, end - begin - 1);
+    }
+    let logits = |session: &Session| session.logits(last).expect("the last token's").to_vec();
+    assert_eq!(logits(&watched.session), logits(&fixed), "in ubatches up to {:?}", report.last);
+
+    // A fixed width, and runs that repeat, keep it.
+    let deterministic = PrecisionOptions { deterministic: true, ..PrecisionOptions::default() };
+    let repeats = ModelOptions { precision: deterministic, ..options(QUARTER) };
+    for (model, session) in [(options(QUARTER), options_of(256)), (repeats, auto.options.clone())] {
+        let session = Model::open(&reference.path, &model).unwrap().session(&session).unwrap();
+        assert_eq!((session.stats().prompt_width, session.context().n_ubatch()), (None, 256));
+    }
+}

@@ -18,6 +18,11 @@ pub struct SessionOptions {
     /// Tokens computed at once, at most `n_batch`.
     #[default(512)]
     pub n_ubatch: u32,
+    /// Most tokens computed at once where a prompt gains by more than `n_ubatch`
+    /// ([`WidthInput`](crate::plan::WidthInput)); not more than `n_ubatch`: the width is fixed. Results then depend on
+    /// measured times in their last bits. Deterministic and traced runs, devices, and models that fit have the fixed
+    /// width.
+    pub n_ubatch_max: u32,
     /// Entries of a batch whose logits may be requested at once; 0 for all. `Session::feed` needs one. The compute
     /// buffers keep room for this many; for a whole batch that is often most of the buffers.
     pub n_outputs_max: u32,

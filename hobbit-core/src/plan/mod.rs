@@ -34,6 +34,7 @@ mod size;
 #[cfg(test)]
 mod tests;
 mod versions;
+mod width;
 
 pub use choices::{CONTEXT_TOKENS_MIN, Needs, RepackInput, Room, RunMode, context_tokens};
 pub use device::{DevicePlan, DevicePlanInput, divide_wanted};
@@ -44,6 +45,7 @@ pub use pools::{PoolPlan, PoolSpec, StagingWish};
 pub use setup::{DeviceExperts, Setup, SetupError, SetupInput};
 pub use size::{Budget, ExpertCache, LowShare, SizeError};
 pub use versions::{LayerDivision, Pool, cache_of, pool_specs, pools_of, staging_of, types_of};
+pub use width::{PromptCosts, UBATCH_MAX, WidthInput, WidthReport};
 
 use crate::expert::Precision;
 use crate::route::DECODE_TOKENS_MAX;

@@ -15,10 +15,10 @@ mod fit;
 mod reroute;
 mod routing;
 
-pub(crate) use demand::{lower_least_popular, n_least_popular};
 pub use demand::{
     DECODE_TOKENS_MAX, Demand, Phase, ThresholdError, Thresholds, merge, renormalise, resolve, unimportance,
 };
+pub(crate) use demand::{lower_least_popular, n_least_popular};
 pub use fit::{Fit, NoUses, Shares, SharesError, fit};
 pub use reroute::{Choice, RerouteCounts, Rerouting, TokenScores, Weighing, reroute};
 pub use routing::{Pair, Routing, rounded};

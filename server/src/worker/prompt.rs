@@ -42,7 +42,7 @@ impl Worker {
             // Pooling needs all tokens of a text in one evaluation.
             take_whole(&lacking, |_| true, self.options.n_batch)
         } else {
-            let n_ubatch = self.options.n_ubatch;
+            let n_ubatch = self.session.width_for(lacking.iter().sum());
             let width = self.pace.width(n_ubatch, others_generate);
             if self.options.has_fused_attention {
                 self.turn = if self.turn == Turn::Short { Turn::Long } else { Turn::Short };

@@ -21,7 +21,8 @@ use crate::engine::memory::recorder::Recorder;
 use crate::engine::memory::state_file::StateFile;
 use crate::engine::memory::tiers::{Description, Lending, Routers, Tiers};
 use crate::engine::memory::virtual_disk::VirtualDisk;
-use crate::engine::model::needs::beside_passthrough;
+use crate::engine::model::needs::{beside_passthrough, bounds};
+use crate::engine::model::run_mode::room;
 use crate::engine::model::{Model, Shared};
 pub use costs::{MemorySignal, take_memory_signal, watch_memory_signals};
 use costs::{checkpoint_bytes, fixed_costs, runtime_bytes, scratch_bytes};
@@ -93,6 +94,31 @@ pub(crate) fn set_up(model: &Model, options: &SessionOptions, context: &Context)
     let description = new.description.clone();
     *memories = Some(new);
     Ok(description)
+}
+
+/// A context's buffers for wide ubatches may take this part of the memory that experts could have: slots get it back
+/// as tokens decode.
+const WIDE_PART: u64 = 4;
+
+/// What wide ubatches take all the time, such as the cells of a sliding window and room for products, may be this part.
+const WIDE_PART_KEPT: u64 = 16;
+
+/// Checks that a context for ubatches wider than usual leaves the experts their memory.
+///
+/// # Errors
+/// Buffers that are too large, as an error of the context.
+pub(crate) fn check_width(model: &Model, options: &SessionOptions, context: &Context) -> Result<(), OpenError> {
+    let MemoryUse { weights, kv, compute, mtp, .. } = MemoryUse::of(context)?;
+    let room = room(&model.shared.options, &MemoryLimits::read()).unwrap_or(0).saturating_sub(weights + kv);
+    // A sliding window's layers keep the cells of a ubatch beside those of the window.
+    let (_, of_256) = bounds(model.gguf(), &SessionOptions { n_ctx: 256, n_seq_max: 1, ..options.clone() });
+    let cells = if model.window() > 0 { of_256.kv / 256 * u64::from(options.n_ubatch) } else { 0 };
+    let kept = scratch_bytes(model, options) + mtp + cells;
+    if compute + kept <= room / WIDE_PART && kept <= room / WIDE_PART_KEPT {
+        return Ok(());
+    }
+    let reason = format!("ubatches of {} tokens leave too little for experts", options.n_ubatch);
+    Err(OpenError::Context { n_ctx: options.n_ctx, reason })
 }
 
 /// Sizes and options that decide about the host's memory.

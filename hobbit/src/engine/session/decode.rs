@@ -12,9 +12,13 @@ use crate::engine::error::EvalError;
 use crate::engine::ggml::log;
 use crate::engine::ggml::raw::with_batch;
 use crate::engine::memory::contention;
+use crate::engine::memory::tiers::Description;
 use crate::engine::seam::calling::{self, Purpose};
 use crate::engine::seam::experts::Experts;
 use crate::engine::seam::hook::{EvalHook, Observed};
+use hobbit_core::expert::Precision;
+use hobbit_core::options::SessionOptions;
+use hobbit_core::plan::{PromptCosts, WidthInput, WidthReport};
 use hobbit_core::residency::Counters;
 use hobbit_core::route::{DECODE_TOKENS_MAX, Phase};
 use hobbit_core::stats::{PhaseStats, Stats};
@@ -90,6 +94,47 @@ pub(super) struct Decoder {
     pub(super) stats: Stats,
     /// Whether a batch has shown that hobbit receives the products of all expert tensors.
     pub(super) checked: bool,
+    /// Where prompts may be evaluated in ubatches wider than usual.
+    pub(super) wide: Option<Wide>,
+}
+
+/// Sizes and measurements by which the width of a prompt's ubatches is chosen.
+pub(super) struct Wide {
+    /// With the tokens of the prompt still to be set.
+    input: WidthInput,
+    /// Width of the last ubatch of a prompt.
+    last: Option<usize>,
+}
+
+impl Wide {
+    /// `options` are the context's, with buffers for its widest ubatch.
+    pub(super) fn new(usual: u32, options: &SessionOptions, description: &Description) -> Self {
+        let (plan, n_ubatch) = (&description.plan, u64::from(options.n_ubatch.max(1)));
+        let high = plan.pools.iter().filter(|pool| pool.precision == Precision::High);
+        let token_bytes = plan.fixed.compute / n_ubatch;
+        let slots = plan.decode.as_ref().map_or(plan.expert_cache, |decode| decode.expert_cache);
+        let input = WidthInput {
+            n_prompt: 0,
+            usual: usual as usize,
+            widest: options.n_ubatch as usize,
+            expert_bytes: high.map(|pool| pool.expert_stride * u64::from(pool.n_versions)).sum(),
+            cache_bytes: slots.saturating_sub(u64::from(usual) * token_bytes).max(plan.expert_cache),
+            token_bytes,
+            costs: None,
+        };
+        Self { input, last: None }
+    }
+
+    /// The widths so far.
+    pub(super) fn report(&self) -> WidthReport {
+        let WidthInput { usual, widest, costs, .. } = self.input;
+        WidthReport { usual, widest, last: self.last, costs }
+    }
+
+    /// Tokens of the next ubatch of a prompt of which `n_prompt` are left.
+    pub(super) fn width(&self, n_prompt: usize) -> usize {
+        WidthInput { n_prompt, ..self.input }.choose()
+    }
 }
 
 impl Decoder {
@@ -179,6 +224,10 @@ impl Decoder {
         if let Some(speculator) = speculator {
             let cost = PhaseStats { seconds: with_follower, ..cost };
             speculator.evaluated(phase, &cost, after.draft_misses - before.draft_misses);
+        }
+        if let Some(wide) = self.wide.as_mut().filter(|_| !phase.is_decode()) {
+            wide.input.costs = PromptCosts::after(wide.input.costs, &cost);
+            wide.last = Some(n_tokens as usize);
         }
         let stats = if phase.is_decode() { &mut self.stats.decode } else { &mut self.stats.prompt };
         *stats = *stats + cost;

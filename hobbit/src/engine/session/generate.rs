@@ -87,7 +87,14 @@ impl Session {
     /// # Errors
     /// As [`Session::feed`].
     pub fn feed_with(&mut self, tokens: &[Token], mut progress: impl FnMut(usize)) -> Result<(), EvalError> {
-        self.feed_by(tokens, None, self.context().n_ubatch(), &mut progress)
+        let fixed = if self.decoder.wide.is_some() { usize::MAX } else { self.context().n_ubatch() };
+        self.feed_by(tokens, None, fixed, &mut progress)
+    }
+
+    /// Tokens of the next ubatch of a prompt of which `n_prompt` are left: `n_ubatch`, or more where that is expected
+    /// to be faster ([`SessionOptions::n_ubatch_max`]).
+    pub fn width_for(&self, n_prompt: usize) -> usize {
+        self.decoder.wide.as_ref().map_or(self.context().n_ubatch(), |wide| wide.width(n_prompt))
     }
 
     /// As [`Session::feed`], with `at_once` tokens per batch. Without `cuts`, the tokens are a whole prompt.
@@ -134,6 +141,10 @@ impl Session {
                 self.make_room(rest.len())?;
                 while !rest.is_empty() {
                     // llama.cpp splits batches the same way; but a single token at the end would count as generated.
+                    let at_once = match &self.decoder.wide {
+                        Some(wide) => at_once.min(wide.width(rest.len())),
+                        None => at_once,
+                    };
                     let n = if rest.len() - 1 <= at_once { rest.len() } else { at_once };
                     let (now, left) = rest.split_at(n);
                     let wants_last = left.is_empty() && next.is_none();

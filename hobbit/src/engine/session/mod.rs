@@ -34,7 +34,7 @@ use hobbit_core::residency::{Latency, Lookahead, VirtualExperts};
 use hobbit_core::route::Phase;
 use hobbit_core::stats::{DeviceCounters, KernelReport, Stats, Timings, peak_rss_bytes};
 
-use decode::Decoder;
+use decode::{Decoder, Wide};
 pub use generate::Generation;
 use phases::Phases;
 pub use restore::TakenOut;
@@ -115,14 +115,36 @@ fn n_ctx_of(model: &Model, n_ctx: u32) -> u32 {
     if n_ctx == 0 { model.info().n_ctx_train } else { n_ctx }
 }
 
+/// Multi-token prediction has buffers for as many tokens as the model's.
+const WIDEST_WITH_MTP: u32 = 2048;
+
+/// The widths to try for a session's ubatches, the widest first; the usual one is the last.
+fn widths(model: &Model, options: &SessionOptions) -> Vec<u32> {
+    let (shared, usual) = (&model.shared, options.n_ubatch.min(options.n_batch));
+    let is_fixed = shared.placed.run_mode.is_passthrough()
+        || !model.info().is_moe()
+        || !cfg!(target_os = "linux")
+        || !shared.placed.devices.is_empty()
+        || shared.options.precision.deterministic
+        || shared.options.trace.is_some()
+        || shared.followed.routes.is_some();
+    let most = if shared.options.mtp { WIDEST_WITH_MTP } else { u32::MAX };
+    let widest = options.n_ubatch_max.min(n_ctx_of(model, options.n_ctx)).min(most);
+    let halves = std::iter::successors(Some(widest), |width| Some(width / 2));
+    let wide = halves.take_while(|width| !is_fixed && *width > usual).map(|width| width / 64 * 64);
+    wide.chain([usual]).collect()
+}
+
 /// Makes a context, and the memory of the model's experts beside the first one.
 fn prepare(
     model: &Model,
     options: &SessionOptions,
     params: llama::llama_context_params,
     purpose: &Purpose,
+    usual: u32,
 ) -> Result<(Context, Description), OpenError> {
-    let params = llama::llama_context_params { n_ctx: options.n_ctx, ..params };
+    let (n_batch, n_ubatch) = (options.n_batch.max(1), options.n_ubatch.min(options.n_batch.max(1)));
+    let params = llama::llama_context_params { n_ctx: options.n_ctx, n_batch, n_ubatch, ..params };
     let shared = &model.shared;
     if shared.experts.memories().is_none() {
         shared.placed.needs.check_session(model.gguf(), shared.experts.map(), &shared.options, options)?;
@@ -144,6 +166,9 @@ fn prepare(
         let reason = if message.is_empty() { log::take_errors() } else { message };
         OpenError::Context { n_ctx: n_ctx_of(model, options.n_ctx), reason }
     })?;
+    if n_ubatch > usual {
+        set_up::check_width(model, options, &context)?;
+    }
     shared.adapters.begin(&context)?;
     let description = set_up::set_up(model, options, &context)?;
     Ok((context, description))
@@ -170,17 +195,21 @@ impl Session {
         };
         let earlier = model.shared.experts.memories().as_ref().map(|memories| memories.device_counters());
         let devices_before = earlier.unwrap_or_default();
-        let prepare = |n_ctx: u32| prepare(model, &SessionOptions { n_ctx, ..options.clone() }, params, &purpose);
         let n_ctx = if options.n_ctx == 0 { model.shared.placed.n_ctx } else { options.n_ctx };
-        let is_fitted = options.n_ctx == 0 && n_ctx_of(model, n_ctx) > CONTEXT_TOKENS_MIN;
-        let (n_ctx, (context, description)) = match prepare(n_ctx) {
-            // A default context length must not make a budget fail: use the smallest.
-            Err(OpenError::Plan(PlanError::TooSmall { .. })) if is_fitted => {
-                (CONTEXT_TOKENS_MIN, prepare(CONTEXT_TOKENS_MIN)?)
-            }
-            prepared => (n_ctx, prepared?),
+        let widths = widths(model, &SessionOptions { n_ctx, ..options.clone() });
+        let usual = options.n_ubatch.min(options.n_batch);
+        let prepare = |n_ctx: u32, n_ubatch: u32| {
+            let options = SessionOptions { n_ctx, n_ubatch, n_batch: options.n_batch.max(n_ubatch), ..options.clone() };
+            prepare(model, &options, params, &purpose, usual)
+                .map(|(context, description)| (options, context, description))
         };
-        let options = SessionOptions { n_ctx, ..options.clone() };
+        let is_fitted = options.n_ctx == 0 && n_ctx_of(model, n_ctx) > CONTEXT_TOKENS_MIN;
+        // Wide buffers that do not fit must not make a session fail, nor a default context length a budget.
+        let wide = widths.iter().filter(|width| **width > usual).find_map(|width| prepare(n_ctx, *width).ok());
+        let (options, context, description) = match wide.map_or_else(|| prepare(n_ctx, usual), Ok) {
+            Err(OpenError::Plan(PlanError::TooSmall { .. })) if is_fitted => prepare(CONTEXT_TOKENS_MIN, usual)?,
+            prepared => prepared?,
+        };
         let mut session = Session {
             speculator: None,
             decoder: Decoder {
@@ -192,6 +221,7 @@ impl Session {
                 n_threads: params.n_threads.max(params.n_threads_batch),
                 stats: Stats::default(),
                 checked: false,
+                wide: (options.n_ubatch > usual).then(|| Wide::new(usual, &options, &description)),
             },
             sequences: Sequences::new(model, options, context, description.checkpoint_bytes),
             model: model.clone(),
@@ -305,6 +335,7 @@ impl Session {
             latency,
             speculation: self.speculator.as_ref().map(|own| own.report()),
             kernels,
+            prompt_width: self.decoder.wide.as_ref().map(Wide::report),
             peak_rss_bytes: peak_rss_bytes(),
             ..self.decoder.stats.clone()
         }
