@@ -72,7 +72,7 @@ pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>, width
     }
     if let Some(WarmStart { by_frequency, saved, experts, bytes }) = warm {
         let what = match by_frequency {
-            true => format!("the {experts} most frequent of the path table are read"),
+            true => format!("filled with the {experts} most frequent of the path table"),
             false => format!("{experts} of the {saved} of an earlier run are back"),
         };
         let _ = write!(line, "; {what} ({} read)", Bytes(bytes));

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use hobbit::options::{
-    CpuHelper, DraftOptions, DraftSource, FlashAttn, KvType, LowShare, LowSource, SpeculationOptions,
+    CpuHelper, DraftOptions, DraftSource, FlashAttn, KvType, LowShare, LowSource, Prefetch, SpeculationOptions,
 };
 use hobbit::stats::WarmStart;
 use hobbit::{
@@ -12,6 +12,8 @@ use hobbit::{
 };
 use hobbit_core::cache::CacheState;
 use hobbit_core::cache::policy::PolicyKind;
+use hobbit_core::predict::{PathBatches, PredictorKind};
+use hobbit_core::profile::write_path_table;
 use hobbit_synth::{Format, Spec};
 use lagging_device::{Device, Options, Order};
 
@@ -229,4 +231,39 @@ fn saved_caches_are_restored() {
     assert_eq!((saved, experts), (48, 48), "a quarter of 3 layers of 32 here, and there");
     assert_sound(&device);
     assert!(warm.hits > cold.hits, "{cold:?}, {warm:?}");
+}
+
+/// The most frequent experts of a path table fill the device's slots, the next ones the host's.
+#[test]
+fn path_tables_fill_both_caches() {
+    let device = ordered(Order::CopiesLate);
+    let dir = tempfile::tempdir().unwrap();
+    let (path, table) =
+        (write(dir.path(), &Spec { experts: 32, seed: 11, ..Spec::tiny("qwen3moe") }), dir.path().join("table"));
+    let run = |path_table: Option<&Path>| {
+        let predictor = Some(path_table.map_or(PredictorKind::None, |_| PredictorKind::PathTable));
+        let caching = CachingOptions { predictor, prefetch: Prefetch::Off, ..CachingOptions::default() };
+        let device = DeviceOptions { cache: QUARTER, ..on(&[&device]) };
+        let path_table = path_table.map(Path::to_owned);
+        let model = Model::open(&path, &ModelOptions { device, caching, path_table, ..options(QUARTER) }).unwrap();
+        let mut session = model.session(&one_thread(256)).unwrap();
+        let mut logits = Vec::new();
+        for token in 10..30 {
+            session.feed(&[token]).unwrap();
+            logits.extend_from_slice(session.logits(0).unwrap());
+        }
+        (logits, session.description().warm_start, model.predict_shape())
+    };
+    let (expected, none, shape) = run(None);
+    assert_eq!(none, None);
+    let n_layers = shape.layers.len() as u64;
+    let mut batches = PathBatches::new(shape.clone());
+    // Of 20 experts, each is used once more than the next.
+    shape.layers.iter().for_each(|&(layer, ..)| batches.layer(layer, 1, (0..20).flat_map(|last| 0..=last)));
+    write_path_table(&table, &batches.build()).unwrap();
+    let (logits, filled, _) = run(Some(&table));
+    assert!(logits == expected);
+    let WarmStart { by_frequency, saved, experts, .. } = filled.unwrap();
+    assert_eq!((by_frequency, saved, experts), (true, 20 * n_layers, 16 * n_layers), "8 of each layer here, and there");
+    assert_sound(&device);
 }
