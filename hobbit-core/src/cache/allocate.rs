@@ -61,7 +61,7 @@ pub struct LayerDemand {
 }
 
 /// Slots of each layer, in order: at most `n_slots` together, none more than its members, and all slots that members
-/// can use. With [`Allocation::Even`], equal demands give shares that differ by at most one, earlier layers having more.
+/// can use. With [`Allocation::Even`], equal demands give shares that differ by at most one, and earlier layers more.
 pub fn allocate(kind: Allocation, n_slots: u32, layers: &[LayerDemand]) -> Vec<u32> {
     match kind {
         Allocation::Even => by_needs(n_slots, layers),
