@@ -98,7 +98,7 @@ pub(crate) fn set_up(model: &Model, options: &SessionOptions, context: &Context)
 
 /// A context's buffers for wide ubatches may take this part of the memory that experts could have: slots get it back
 /// as tokens decode.
-const WIDE_PART: u64 = 4;
+const WIDE_PART: u64 = 2;
 
 /// What wide ubatches take all the time, such as the cells of a sliding window and room for products, may be this part.
 const WIDE_PART_KEPT: u64 = 16;
