@@ -124,10 +124,15 @@ fn model(shape: &mut Shape, args: &Args) -> Result<PathBuf> {
         name = format!("{name}-{}", format.name());
     }
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.gguf"));
-    match shape.bundled {
-        _ if path.exists() => {}
-        Some(name) => _ = std::fs::copy(models().join(name), &path).context(name)?,
-        None => _ = write(&path, &shape.spec)?,
+    // A file of an earlier specification is written anew.
+    let (spec, written) = (format!("{:?}", shape.spec), path.with_extension("spec"));
+    if !path.exists() || std::fs::read_to_string(&written).ok().as_ref() != Some(&spec) {
+        _ = std::fs::remove_file(&path);
+        match shape.bundled {
+            Some(name) => _ = std::fs::copy(models().join(name), &path).context(name)?,
+            None => _ = write(&path, &shape.spec)?,
+        }
+        std::fs::write(&written, spec)?;
     }
     if let Some(profile) = profile {
         std::fs::copy(&profile, beside(&path)).with_context(|| profile.display().to_string())?;
