@@ -185,7 +185,7 @@ fn wide_prompts_have_the_bits_of_their_width() {
     let options_of = |n_ubatch: u32| SessionOptions { n_batch: 256, n_ubatch, ..case.options.clone() };
     let auto = Case { options: SessionOptions { n_ubatch_max: 1024, ..options_of(256) }, ..wide_case() };
     let reference = Reference::new(&auto, &Placed::default());
-    let (mut watched, budget) = tight(&reference, &options(ExpertCache::Auto), 48 << 20);
+    let (mut watched, budget) = tight(&reference, &options(ExpertCache::Auto), 24 << 20);
     let tokens: Vec<i32> = (0..1900).map(|at| at % 200).collect();
     let mut ends = Vec::new();
     watched.session.feed_with(&tokens, |done| ends.push(done)).unwrap();
