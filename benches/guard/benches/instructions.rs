@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use gungraun::{Callgrind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main};
-use hobbit_core::expert::Extent;
+use hobbit_core::expert::{ExpertId, Extent, Version};
 use hobbit_core::load::balance::{Balancer, Costs, HelperMode, Miss, split};
 use hobbit_core::options::{PrecisionMode, PrecisionOptions, RoutingOptions};
 use hobbit_core::planes::{self, HIGH_BYTES, LOW_BYTES, Q4_1_BYTES, Q8_0_BYTES};
@@ -60,11 +60,13 @@ fn rerouted(bias: f32, substitute: f32) -> Run {
 }
 
 fn predictor(name: &str, tries: bool) -> Run {
-    let run = decode(|config| {
+    let mut run = decode(|config| {
         config.predictor = name.parse().expect("a predictor");
         config.prefetch = Some(Prefetch { tries, ..Prefetch::default() });
         config.path_table = Some(Arc::new(path_table(&[recording(64, 1, 4)])));
     });
+    // A start that is not cold: a path table would fill the cache with what it predicts.
+    run.0.start.versions = vec![Version::high(ExpertId { layer: 0, index: 0 })];
     let outcome = replay(&run.0, &run.1, &mut |_, _, _| {}).expect("a replay");
     assert!(tries || outcome.prefetch.issued > 0, "{name}: there is something to decide");
     run
