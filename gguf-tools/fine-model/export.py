@@ -8,11 +8,15 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "
 import checkpoint, vocabulary
 
 LIMIT = 28 << 20  # bytes, for the file that is in the repository
-DESCRIPTION = ("A small DeepSeekMoE (4 layers of 32 experts, 4 used, and a shared one) trained from scratch on prose, "
-               "code, technical documentation and dialogue from packages of Debian 12. For measurements and tests: it "
-               "completes text in the manner of these, and knows nothing. Texts and licences: models/README.md.")
+TEXTS = "Texts and licences: models/README.md."
+MOE = ("A small DeepSeekMoE ({layers} layers of {experts} experts, {used} used, and a shared one) trained from scratch on "
+       "prose, code, technical documentation and dialogue from packages of Debian 12. For measurements and tests: it "
+       "completes text in the manner of these, and knows nothing. " + TEXTS)
 DRAFT = ("A small dense Llama with the vocabulary of hobbit-fine, trained to guess what that model says next, on the "
-         "same texts. For speculative decoding. Texts and licences: models/README.md.")
+         "same texts. For speculative decoding. " + TEXTS)
+# by --model of train.py: the name, the size label (experts x the weights of one in all layers) and what it is
+ABOUT = dict(fine=("hobbit-fine", "32x0.8M", MOE), deep=("hobbit-deep", "32x0.7M", MOE),
+             draft=("hobbit-fine-draft", "1.2M", DRAFT))
 
 
 def main():
@@ -27,12 +31,12 @@ def main():
     wtype, ftype = vocabulary.TYPES[a.type]
 
     experts = c["experts"]
-    name, size = ("hobbit-fine", f"{experts}x0.8M") if experts else ("hobbit-fine-draft", "1.2M")
+    name, size, description = ABOUT[about["args"]["model"]]
     w = gguf.GGUFWriter(a.out, "deepseek" if experts else "llama")
     w.add_type(gguf.GGUFType.MODEL)
     w.add_name(name)
     w.add_basename(name)
-    w.add_description(DESCRIPTION if experts else DRAFT)
+    w.add_description(description.format(**c))
     w.add_license("MIT")
     w.add_tags(["text-generation", "mixture-of-experts" if experts else "draft", "demo"])
     w.add_languages(["en"])

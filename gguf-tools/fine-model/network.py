@@ -12,7 +12,8 @@ from model import rope, rope_table  # the demo model's: the same rotary position
 CONFIG = dict(vocab=2816, ctx=512, dim=256, layers=4, heads=4, kv_heads=1, head_dim=64, ff=256, experts=32, used=4,
               shared=1, eps=1e-6, rope_base=10000.0)
 # a dense Llama that guesses what the first one says; without experts the shared one is all there is
-CONFIGS = dict(fine=CONFIG, draft=dict(CONFIG, dim=192, layers=2, heads=3, ff=384, experts=0, used=0))
+CONFIGS = dict(fine=CONFIG, deep=dict(CONFIG, layers=14, head_dim=32, ff=64),
+               draft=dict(CONFIG, dim=192, layers=2, heads=3, ff=384, experts=0, used=0))
 
 
 def grouped(x, gate_up, down, counts):
@@ -41,6 +42,41 @@ def one_by_one(x, gate_up, down, counts):
     return torch.cat(out)
 
 
+class EachInPlace(torch.autograd.Function):
+    """The sum over a token's experts in F32, for a CPU: each expert's rows are gathered, weighted where they are
+    narrow, and added where they belong, so that no tensor has all rows at once. Backward by hand, because autograd
+    would add 32 gradients as large as `x`."""
+
+    @staticmethod
+    def forward(ctx, x, weight, gate_up, down, rows, counts):
+        y, kept = torch.zeros_like(x), []
+        for r, w, gu, dn in zip(rows.split(counts), weight[:, None].split(counts), gate_up, down):
+            xe = x.index_select(0, r)
+            g, u = (xe @ gu.t()).chunk(2, -1)
+            s = torch.sigmoid(g)
+            y.index_add_(0, r, (g * s * u * w) @ dn.t())
+            kept += [xe, g, u, s]
+        ctx.save_for_backward(weight, gate_up, down, rows, *kept)
+        ctx.counts = counts
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        weight, gate_up, down, rows, *kept = ctx.saved_tensors
+        dx, dgate_up, ddown, dweight = torch.zeros_like(dy), torch.empty_like(gate_up), torch.empty_like(down), []
+        for e, (r, w) in enumerate(zip(rows.split(ctx.counts), weight[:, None].split(ctx.counts))):
+            xe, g, u, s = kept[4 * e:4 * e + 4]
+            silu, de = g * s, dy.index_select(0, r)
+            hidden, back = silu * u, de @ down[e]
+            torch.mm(de.t(), hidden * w, out=ddown[e])
+            dweight.append((back * hidden).sum(1))
+            back *= w
+            wide = torch.cat((back * u * (s + silu * (1 - s)), back * silu), 1)
+            torch.mm(wide.t(), xe, out=dgate_up[e])
+            dx.index_add_(0, r, wide @ gate_up[e])
+        return dx, torch.cat(dweight), dgate_up, ddown, None, None
+
+
 def attention(q, k, v):
     if q.is_cuda or not torch.is_autocast_enabled("cpu"):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -61,7 +97,7 @@ class Shared(nn.Module):
         self.c = c
         D, S = c["dim"], c["ff"] * c["shared"]
         self.shared_gate_up = nn.Parameter(torch.randn(2 * S, D) / math.sqrt(D))
-        self.shared_down = nn.Parameter(torch.randn(D, S) / math.sqrt(D * 2 * c["layers"]))
+        self.shared_down = nn.Parameter(torch.randn(D, S) / math.sqrt(S * 2 * c["layers"]))
 
     def forward(self, x):
         g, u = (x @ self.shared_gate_up.t()).chunk(2, -1)
@@ -74,7 +110,7 @@ class Experts(Shared):
     def __init__(self, c):
         super().__init__(c)
         E, D, H = c["experts"], c["dim"], c["ff"]
-        out = 1 / math.sqrt(D * 2 * c["layers"])
+        out = 1 / math.sqrt(H * 2 * c["layers"])
         self.gate_inp = nn.Parameter(torch.randn(E, D) * 0.02)
         self.gate_up = nn.Parameter(torch.randn(E, 2 * H, D) / math.sqrt(D))
         # a router weight is about 1/E at first, and `used` of them are added up
@@ -91,11 +127,15 @@ class Experts(Shared):
         order = flat.argsort()
         counts = torch.zeros(E, dtype=torch.long, device=x.device).scatter_add_(0, flat, torch.ones_like(flat))
         half = torch.is_autocast_enabled(x.device.type)
-        cast = (lambda t: t.to(torch.bfloat16)) if half else (lambda t: t)
-        rows = cast(x).index_select(0, torch.div(order, K, rounding_mode="floor"))
-        out = (self.products if half else one_by_one)(rows, cast(self.gate_up), cast(self.down), counts)
-        back = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=x.device))
-        y = (out.index_select(0, back).view(len(x), K, -1) * weight[..., None]).sum(1)
+        rows = torch.div(order, K, rounding_mode="floor")
+        if half:
+            wide, gate_up, down = (t.to(torch.bfloat16) for t in (x, self.gate_up, self.down))
+            out = self.products(wide.index_select(0, rows), gate_up, down, counts)
+            back = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=x.device))
+            y = (out.index_select(0, back).view(len(x), K, -1) * weight[..., None]).sum(1)
+        else:
+            flat_weight = weight.reshape(-1).index_select(0, order)
+            y = EachInPlace.apply(x, flat_weight, self.gate_up, self.down, rows, counts.tolist())
         y = y + super().forward(x)[0]
         # load balance over the whole batch (1 when even) and router z-loss
         balance = E * (counts.float() / flat.numel() * probs.mean(0)).sum()

@@ -34,6 +34,7 @@ def main():
     ap.add_argument("--root", required=True, help="where fetch.sh unpacked the packages")
     ap.add_argument("--work", required=True, help="folder for tokens and the tokenizer")
     ap.add_argument("--models", required=True, help="folder for the held-out texts")
+    ap.add_argument("--vocabulary", help="a GGUF whose tokenizer to take instead of training one")
     a = ap.parse_args()
     os.makedirs(a.work, exist_ok=True)
 
@@ -48,7 +49,7 @@ def main():
             f.write("\n".join(held[kind]))
         share = min(1.0, SAMPLE[kind] / sum(len(d) for _, d in kept[kind]))
         sample += [d for i, (_, d) in enumerate(kept[kind]) if int((i + 1) * share) > int(i * share)]
-    tok = bpe.train(sample, VOCAB)
+    tok = bpe.of_gguf(a.vocabulary) if a.vocabulary else bpe.train(sample, VOCAB)
     tok.save(os.path.join(a.work, "tokenizer.json"))
     json.dump(bpe.ends_line(tok), open(os.path.join(a.work, "ends-line.json"), "w"))
 

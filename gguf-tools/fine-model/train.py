@@ -92,13 +92,14 @@ def main():
     ap.add_argument("--eval-every", type=int, default=500, help="steps")
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--threads", type=int)
+    ap.add_argument("--f32", action="store_true", help="products in F32, faster on a CPU that is slow in bf16")
     a = ap.parse_args()
     config = CONFIGS[a.model]
     if a.threads:
         torch.set_num_threads(a.threads)
     torch.manual_seed(a.seed)
     dev = "cuda" if torch.cuda.is_available() else "cpu"
-    autocast = lambda: torch.autocast(dev, torch.bfloat16)
+    autocast = lambda: torch.autocast(dev, torch.bfloat16, enabled=not a.f32)
     os.makedirs(a.out, exist_ok=True)
     log = open(os.path.join(a.out, "train.log"), "a")
 
@@ -110,7 +111,7 @@ def main():
         + (f"{torch.cuda.get_device_name()}, {torch.cuda.get_device_properties(0).total_memory >> 20} MiB"
            if dev == "cuda" else f"CPU, {torch.get_num_threads()} threads"))
     Experts.products = staticmethod(fastest_products(dev) if dev == "cuda" else one_by_one)
-    say(f"expert products: {Experts.products.__name__}; {json.dumps(vars(a))}")
+    say(f"expert products: {'F32' if a.f32 else Experts.products.__name__}; {json.dumps(vars(a))}")
 
     t = time.time()
     newline = np.array(json.load(open(os.path.join(a.data, "ends-line.json"))))
