@@ -23,7 +23,7 @@ def of_trace(path):
                 tokens.append({})
             tokens[-1][row["layer"]] = row["chosen"]
             last = row["layer"]
-        elif '"header":' in line[:12]:
+        elif line.startswith('{"record":"header"'):
             n_expert = json.loads(line)["header"]["model"]["layers"][0]["n_expert"]
     return n_expert, tokens
 

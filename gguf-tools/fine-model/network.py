@@ -12,7 +12,7 @@ from model import rope, rope_table  # the demo model's: the same rotary position
 CONFIG = dict(vocab=2816, ctx=512, dim=256, layers=4, heads=4, kv_heads=1, head_dim=64, ff=256, experts=32, used=4,
               shared=1, eps=1e-6, rope_base=10000.0)
 # a dense Llama that guesses what the first one says; without experts the shared one is all there is
-CONFIGS = dict(fine=CONFIG, deep=dict(CONFIG, layers=14, head_dim=32, ff=64),
+CONFIGS = dict(fine=CONFIG, deep=dict(CONFIG, layers=14, heads=8, head_dim=32, ff=64),
                draft=dict(CONFIG, dim=192, layers=2, heads=3, ff=384, experts=0, used=0))
 
 

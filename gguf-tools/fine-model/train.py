@@ -131,6 +131,8 @@ def main():
     teacher = Model(CONFIG).to(dev).eval().requires_grad_(False) if a.teacher else None
     if teacher:
         teacher.load_state_dict({k: torch.from_numpy(v) for k, v in checkpoint.of_gguf(a.teacher).items()})
+        if model.embd.shape == teacher.embd.shape:  # where to begin; a state to go on from has its own
+            model.load_state_dict(dict(embd=teacher.embd, norm=teacher.norm), strict=False)
     before = dict(step=0, tokens=0, seconds=0.0)
     routers = [p for name, p in model.named_parameters() if name.endswith("gate_inp")]
     matrices = [p for p in model.parameters() if p.ndim >= 2 and not any(p is r for r in routers)]
