@@ -1,4 +1,5 @@
-//! The bundled fine-grained model has learnt all four kinds of text, no expert of it is dead, and its draft guesses it.
+//! The bundled fine-grained models have learnt all four kinds of text, no expert of them is dead, and the draft guesses
+//! what the first one says.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +11,6 @@ use hobbit_core::trace::{Record, TraceReader};
 use crate::fixture::{bundled, quiet_llama_cpp};
 
 const KINDS: [&str; 4] = ["prose", "code", "docs", "dialogue"];
-const N_LAYERS: u16 = 4;
 const N_EXPERTS: u16 = 32;
 /// Tokens evaluated at once, as for the README's figures: the start token and as many of the text.
 const WINDOW: usize = 512;
@@ -53,10 +53,19 @@ fn evaluate(model: &Model, session: &mut Session, piece: &[Token]) {
 }
 
 #[test]
-fn it_predicts_all_kinds_of_text_and_uses_all_experts() {
+fn fine_predicts_all_kinds_of_text_and_uses_all_experts() {
+    predicts_all_kinds_of_text_and_uses_all_experts("fine.gguf", "The fine-grained model", 4);
+}
+
+#[test]
+fn deep_predicts_all_kinds_of_text_and_uses_all_experts() {
+    predicts_all_kinds_of_text_and_uses_all_experts("deep.gguf", "The deep model", 14);
+}
+
+fn predicts_all_kinds_of_text_and_uses_all_experts(name: &str, part: &str, n_layers: u16) {
     quiet_llama_cpp();
     let dir = tempfile::tempdir().unwrap();
-    let trace = dir.path().join("fine.trace");
+    let trace = dir.path().join("routes.trace");
     let options = ModelOptions {
         budget: Budget::Bytes(4 << 30),
         expert_cache: ExpertCache::Percent(50.0),
@@ -65,12 +74,14 @@ fn it_predicts_all_kinds_of_text_and_uses_all_experts() {
         ..ModelOptions::default()
     };
     {
-        let model = Model::open(&bundled("fine.gguf"), &options).unwrap();
+        let model = Model::open(&bundled(name), &options).unwrap();
         let mut session = session(&model);
-        for (kind, whole) in KINDS.into_iter().zip(readme("The fine-grained model", "| Q8_0 | llama.cpp |")) {
+        for (kind, whole) in KINDS.into_iter().zip(readme(part, "| Q8_0 | llama.cpp |")) {
             let tokens = model.tokenize(text(kind), false, false).unwrap();
             let (mut nats, mut n_scored) = (0.0, 0);
-            for piece in tokens.chunks(WINDOW - 1).take(N_WINDOWS) {
+            let pieces = tokens.chunks(WINDOW - 1);
+            let every = pieces.len() / N_WINDOWS;
+            for piece in pieces.step_by(every).take(N_WINDOWS) {
                 evaluate(&model, &mut session, piece);
                 nats += piece.iter().zip(0..).map(|(&t, i)| surprise(session.logits(i).unwrap(), t)).sum::<f64>();
                 n_scored += piece.len();
@@ -86,7 +97,7 @@ fn it_predicts_all_kinds_of_text_and_uses_all_experts() {
             used.extend(layer.chosen.iter().map(|expert| (layer.layer, *expert)));
         }
     }
-    let all = (0..N_LAYERS).flat_map(|layer| (0..N_EXPERTS).map(move |expert| (layer, expert)));
+    let all = (0..n_layers).flat_map(|layer| (0..N_EXPERTS).map(move |expert| (layer, expert)));
     let dead: Vec<(u16, u16)> = all.filter(|expert| !used.contains(expert)).collect();
     assert!(dead.is_empty(), "never used, as (layer, expert): {dead:?}");
 }
