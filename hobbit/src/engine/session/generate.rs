@@ -92,7 +92,7 @@ impl Session {
     }
 
     /// Tokens of the next ubatch of a prompt of which `n_prompt` are left: `n_ubatch`, or more where that is expected
-    /// to be faster ([`SessionOptions::n_ubatch_max`]).
+    /// to be faster ([`n_ubatch_max`](hobbit_core::options::SessionOptions::n_ubatch_max)).
     pub fn width_for(&self, n_prompt: usize) -> usize {
         self.decoder.wide.as_ref().map_or(self.context().n_ubatch(), |wide| wide.width(n_prompt))
     }
