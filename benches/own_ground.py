@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Runs each paper's system on its own ground, beside its baselines and hobbit, and says whether its claims are reached.
 
-usage: benches/own_ground.py run [RUN...]     runs of own_ground.toml (default: all); records replace those of the same run
+usage: benches/own_ground.py run [RUN...]     runs of own_ground.toml (default: all); records replace the run's old ones
        benches/own_ground.py report           tables of docs/PAPERS.md and results/papers.md, and docs/images/papers.svg
        benches/own_ground.py report --check   changes nothing; fails if a table is not what the records make
 
-Programs are those in $BIN (default: target/release), models go to $MODELS (default: target/prove). Runs on the disk need
-root; `prove.sh own-ground` makes the models first. Records: results/<machine>/own-ground.jsonl, and those of --records.
+Programs are those in $BIN (default: target/release), models go to $MODELS (default: target/prove). Runs on the disk
+need root; `prove.sh own-ground` makes the models first. Records: results/<machine>/own-ground.jsonl, or --records.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODELS = Path(os.environ.get("MODELS") or ROOT / "target/prove").resolve()
 PLAN = tomllib.loads((HERE / "own_ground.toml").read_text())
 ARMS, RUNS, CLAIMS = PLAN["arms"], PLAN["runs"], PLAN["claims"]
 PROSE = ROOT / "models/demo-heldout-prose.txt"
-# What a mix loses on random weights is noise: the bound there is wide enough to choose one at all.
+# Losses on random weights are noise, so models of random weights get a bound of 10 %.
 BOUND = {"demo-wide": "1%", "fine": "1%", "deep": "1%"}
 CORES = len(os.sched_getaffinity(0))
 
@@ -57,8 +57,31 @@ def measured(model: Path, low: str, shares: list[str]) -> tuple[Path, Path]:
     """A profile with mixes for shares of the experts in memory, beside the model, and a path table; made once."""
     made, paths = model.with_suffix(".profile.json"), model.with_suffix(".paths")
     if not made.exists():
-        words = ["--max-loss", BOUND.get(model.stem, "10%"), "--low", low, "--expert-cache", ",".join(shares), "--no-widths"]
-        said(BIN / "gguf-tools", "profile", model, "--text", PROSE, "--tokens", 512, "--context", 128, *words, "--path-table", paths, "-o", made)
+        words = [
+            "--max-loss",
+            BOUND.get(model.stem, "10%"),
+            "--low",
+            low,
+            "--expert-cache",
+            ",".join(shares),
+            "--no-widths",
+        ]
+        said(
+            BIN / "gguf-tools",
+            "profile",
+            model,
+            "--text",
+            PROSE,
+            "--tokens",
+            512,
+            "--context",
+            128,
+            *words,
+            "--path-table",
+            paths,
+            "-o",
+            made,
+        )
     return made, paths
 
 
@@ -66,7 +89,19 @@ def packed(model: Path) -> Path:
     """EdgeMoE's model: the fewest bits within a predicted loss of 2 %, by its bounds."""
     made, widths = model.with_suffix(".edgemoe.gguf"), model.with_suffix(".widths.json")
     if not made.exists():
-        said(BIN / "gguf-tools", "profile", model, "--text", PROSE, "--tokens", 256, "--widths", "q2_k,q4_k", "-o", widths)
+        said(
+            BIN / "gguf-tools",
+            "profile",
+            model,
+            "--text",
+            PROSE,
+            "--tokens",
+            256,
+            "--widths",
+            "q2_k,q4_k",
+            "-o",
+            widths,
+        )
         said(BIN / "gguf-tools", "pack", model, "--profile", widths, "--max-loss", "2%", "--bounds", "-o", made)
     return made
 
@@ -74,7 +109,9 @@ def packed(model: Path) -> Path:
 def records_of_devices(run: dict) -> list[dict]:
     """Virtual time of benches/devices. A model is SHAPE, or SHAPE:TYPE."""
     found = []
-    bench = lambda *words: said("cargo", "bench", "--bench", "devices", "--", "--machine", run["ground"], *words, cwd=ROOT)
+    bench = lambda *words: said(
+        "cargo", "bench", "--bench", "devices", "--", "--machine", run["ground"], *words, cwd=ROOT
+    )
     lengths = lambda at: ",".join(map(str, sorted({test[at] for test in run["tests"]})))
     requests = ["--prompt-tokens", lengths(0), "--decode-tokens", lengths(1)]
     with tempfile.TemporaryDirectory() as scratch:
@@ -85,7 +122,9 @@ def records_of_devices(run: dict) -> list[dict]:
             bench(*place, "--decode-tokens", 1, "--flags", "exact=--cpu-helper off")  # Writes the model.
             name = re.compile(rf"devices-{re.escape(shape)}-\d+{f'-{kind}' if kind else ''}\.gguf", re.IGNORECASE)
             file = next(file for file in (ROOT / "target/tmp").iterdir() if name.fullmatch(file.name))
-            made, paths = measured(file, "q4_0" if re.search("f16|f32", model) else "q2_k", [f"{percent}%" for percent in run["percent"]])
+            made, paths = measured(
+                file, "q4_0" if re.search("f16|f32", model) else "q2_k", [f"{percent}%" for percent in run["percent"]]
+            )
             mixes = Path(scratch) / "mixes.json"  # The bench copies it to where it lies already.
             mixes.write_bytes(made.read_bytes())
             place += ["--profiles", f"{shape}={mixes}", "--path-tables", f"{shape}={paths}", *requests]
@@ -97,17 +136,29 @@ def records_of_devices(run: dict) -> list[dict]:
                 bench(*place, "--percent", percent, "--flags", ";".join(arms))
                 for row in json.loads(out.read_text())["rows"]:
                     arm = "llama" if row["flags"] is None else row["row"]
-                    base = {"model": model, "place": f"{percent} %", "arm": arm, "kl": row["kl"], "outcome": row["error"] or "ok"}
-                    found += [base | {
-                        "prompt": one["prompt_tokens"], "decode": one["decode_tokens"],
-                        "prompt_ts": one["prompt_tokens"] / one["prompt_seconds"],
-                        "decode_ts": one["decode_tokens"] / one["decode_seconds"], "bytes": row["link_bytes"],
-                    } for one in row["requests"]] or [base]
+                    base = {
+                        "model": model,
+                        "place": f"{percent} %",
+                        "arm": arm,
+                        "kl": row["kl"],
+                        "outcome": row["error"] or "ok",
+                    }
+                    found += [
+                        base
+                        | {
+                            "prompt": one["prompt_tokens"],
+                            "decode": one["decode_tokens"],
+                            "prompt_ts": one["prompt_tokens"] / one["prompt_seconds"],
+                            "decode_ts": one["decode_tokens"] / one["decode_seconds"],
+                            "bytes": row["link_bytes"],
+                        }
+                        for one in row["requests"]
+                    ] or [base]
     return found
 
 
 def records_on_disk(run: dict) -> list[dict]:
-    """hobbit-bench: every arm once in order and once in the reverse, each in a process and a control group of its own."""
+    """hobbit-bench: every arm in order and then in reverse, each in a process and a control group of its own."""
     found = []
     for model in listed(run["model"]):
         file = MODELS / f"{model}.gguf"
@@ -116,22 +167,61 @@ def records_on_disk(run: dict) -> list[dict]:
             for prompt, decode in run["tests"]:
                 for arm in [*run["arms"], *reversed(run["arms"])]:
                     own_file = packed(file) if arm == "edgemoe" and "q4" in model else file
-                    words = ["-m", own_file.name, "--prompt-file", PROSE, "-p", 0, "-n", 0, "-pg", f"{prompt},{decode}", "-r", 1,
-                             "--no-warmup", "--no-roofline"]
+                    words = [
+                        "-m",
+                        own_file.name,
+                        "--prompt-file",
+                        PROSE,
+                        "-p",
+                        0,
+                        "-n",
+                        0,
+                        "-pg",
+                        f"{prompt},{decode}",
+                        "-r",
+                        1,
+                        "--no-warmup",
+                        "--no-roofline",
+                    ]
                     words += ["--expert-cache", place, "--io", "direct"] if "cache" in run else []
-                    words += ["-t", 2 * CORES, "--baseline-only"] if arm == "llama" else ["-t", CORES, *flags_of(arm, model).split()]
-                    words += ["--path-table", paths] if re.search("path-table|preset edgemoe", flags_of(arm, model)) else []
+                    words += (
+                        ["-t", 2 * CORES, "--baseline-only"]
+                        if arm == "llama"
+                        else ["-t", CORES, *flags_of(arm, model).split()]
+                    )
+                    words += (
+                        ["--path-table", paths] if re.search("path-table|preset edgemoe", flags_of(arm, model)) else []
+                    )
                     limits = ["--limit", run["limit"]] if "limit" in run else []
                     limits += ["--disk-limit", run["disk"]] if "disk" in run else []
                     print(f"{model}, {place}, {prompt} + {decode}: {ARMS[arm]['name']}", file=sys.stderr)
-                    line = said(HERE / "study.py", "bench", "--label", "own-ground", "--variant", arm, *limits, "--", *words,
-                                cwd=MODELS)
+                    line = said(
+                        HERE / "study.py",
+                        "bench",
+                        "--label",
+                        "own-ground",
+                        "--variant",
+                        arm,
+                        *limits,
+                        "--",
+                        *words,
+                        cwd=MODELS,
+                    )
                     own = json.loads(line)
-                    found.append({
-                        "model": model, "place": place, "arm": arm, "prompt": prompt, "decode": decode,
-                        "prompt_ts": own["hobbit_prompt_ts"], "decode_ts": own["hobbit_decode_ts"],
-                        "bytes": own["hobbit_decode_bytes"], "kl": None, "outcome": own["hobbit_outcome"],
-                    })
+                    found.append(
+                        {
+                            "model": model,
+                            "place": place,
+                            "arm": arm,
+                            "prompt": prompt,
+                            "decode": decode,
+                            "prompt_ts": own["hobbit_prompt_ts"],
+                            "decode_ts": own["hobbit_decode_ts"],
+                            "bytes": own["hobbit_decode_bytes"],
+                            "kl": None,
+                            "outcome": own["hobbit_outcome"],
+                        }
+                    )
     return found
 
 
@@ -160,13 +250,36 @@ def records_of_loss(run: dict) -> list[dict]:
         texts = [word for text in run["texts"] for word in ("--text", text_of(model, text))]
         whole = ["--whole-windows"] if run.get("prompts") else []
         with tempfile.TemporaryDirectory() as out:
-            said(HERE / "quality.py", "--bin", BIN, "--model", file, *texts, *caches, *arms, *whole, "--windows", run["windows"],
-                 "--questions", 0, "--out", out)
+            said(
+                HERE / "quality.py",
+                "--bin",
+                BIN,
+                "--model",
+                file,
+                *texts,
+                *caches,
+                *arms,
+                *whole,
+                "--windows",
+                run["windows"],
+                "--questions",
+                0,
+                "--out",
+                out,
+            )
             for row in json.loads((Path(out) / f"quality-{model}-own.json").read_text())["rows"]:
-                found.append({
-                    "model": model, "text": row["text"], "place": f"{row['cache_percent']:g}%", "arm": row["arm"],
-                    "loss": row["cost"]["value"], "kl": row["kl"]["value"], "bytes": row["bytes_per_token"], "outcome": "ok",
-                })
+                found.append(
+                    {
+                        "model": model,
+                        "text": row["text"],
+                        "place": f"{row['cache_percent']:g}%",
+                        "arm": row["arm"],
+                        "loss": row["cost"]["value"],
+                        "kl": row["kl"]["value"],
+                        "bytes": row["bytes_per_token"],
+                        "outcome": "ok",
+                    }
+                )
     return found
 
 
@@ -174,38 +287,73 @@ def records_of_routes(run: dict) -> list[dict]:
     """Replays and recalls of a trained model's own routes: fitted on one text, judged on another."""
     sys.path.append(str(HERE / "policies"))
     import papers
+
     found = []
     for model in run["model"]:
         traces = []
         for text in run["texts"]:
             traces.append(MODELS / f"{model}-{text}.trace")
             if not traces[-1].exists():
-                words = "-c 512 -b 512 -ub 1 -t 1 --expert-cache 50% --predictor stacked-gate --prefetch off --prefetch-distance 3"
-                said(BIN / "hobbit-perplexity", "-m", ROOT / f"models/{model}.gguf", "-f", ROOT / f"models/{text}", "--chunks",
-                     run["windows"], *words.split(), "--trace", traces[-1])
-        subject, = papers.use(BIN / "hobbit-sim", ["--budgets", ",".join(run["budgets"]), model, *map(str, traces)])
-        mixed = ["--low-bytes", "31%", "--low-share", papers.LOW_SHARE, *papers.THRESHOLDS, "--upgrade", "off", "--slots", "global"]
+                words = "-c 512 -b 512 -ub 1 -t 1 --expert-cache 50% --predictor stacked-gate --prefetch off"
+                words += " --prefetch-distance 3"
+                said(
+                    BIN / "hobbit-perplexity",
+                    "-m",
+                    ROOT / f"models/{model}.gguf",
+                    "-f",
+                    ROOT / f"models/{text}",
+                    "--chunks",
+                    run["windows"],
+                    *words.split(),
+                    "--trace",
+                    traces[-1],
+                )
+        (subject,) = papers.use(BIN / "hobbit-sim", ["--budgets", ",".join(run["budgets"]), model, *map(str, traces)])
+        mixed = [
+            "--low-bytes",
+            "31%",
+            "--low-share",
+            papers.LOW_SHARE,
+            *papers.THRESHOLDS,
+            "--upgrade",
+            "off",
+            "--slots",
+            "global",
+        ]
         for budget in run["budgets"]:
             weights = ["--policy-weights", subject.fitted(budget, "global")]
-            rows = papers.replay(subject.evaluation, *mixed, *weights, policies="lru,lfu,hobbit,learned", budgets=[budget])
-            exact = papers.replay(subject.evaluation, "--slots", "global", policies="lru,lfu,edgemoe,learned", budgets=[budget])
+            rows = papers.replay(
+                subject.evaluation, *mixed, *weights, policies="lru,lfu,hobbit,learned", budgets=[budget]
+            )
+            exact = papers.replay(
+                subject.evaluation, "--slots", "global", policies="lru,lfu,edgemoe,learned", budgets=[budget]
+            )
             for kind, of in [("penalty", rows), ("hits", exact)]:
                 for (_, _, policy), row in of.items():
                     value = row["penalty"] if kind == "penalty" else papers.hit_rate(row)
                     found.append({"model": model, "place": budget, "arm": policy, kind: value, "outcome": "ok"})
         shares = {f"top-1, {distance} ahead": (subject.best_scores(distance) or [None])[0] for distance in (1, 2, 3)}
-        recalls = {"gate": subject.found("stacked-gate", 1), "percentile": subject.found("cross-layer", 1),
-                   "path-table": subject.found("path-table", 1)}
+        recalls = {
+            "gate": subject.found("stacked-gate", 1),
+            "percentile": subject.found("cross-layer", 1),
+            "path-table": subject.found("path-table", 1),
+        }
         shares |= {name: recall[0] for name, recall in recalls.items() if recall}
         shares["top-score"] = papers.active_of_top(subject)
-        found += [{"model": model, "place": "", "arm": name, "share": share, "outcome": "ok"} for name, share in shares.items() if share]
+        found += [
+            {"model": model, "place": "", "arm": name, "share": share, "outcome": "ok"}
+            for name, share in shares.items()
+            if share
+        ]
     return found
 
 
 def run(names: list[str], records: Path) -> None:
     for name in names:
         print(f"== {name}", file=sys.stderr)
-        made = {"disk": records_on_disk, "loss": records_of_loss, "routes": records_of_routes}.get(RUNS[name]["ground"], records_of_devices)(RUNS[name])
+        made = {"disk": records_on_disk, "loss": records_of_loss, "routes": records_of_routes}.get(
+            RUNS[name]["ground"], records_of_devices
+        )(RUNS[name])
         kept = [one for one in read(records) if one["run"] != name]
         lines = [json.dumps(one) for one in kept + [{"run": name} | one for one in made]]
         records.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +364,7 @@ def read(*files: Path) -> list[dict]:
     return [json.loads(line) for file in files if file.exists() for line in file.read_text().splitlines()]
 
 
-# What a metric is of a record.
+# Metrics by name: each reads its figure from a record.
 METRICS = {
     "decode": lambda one: one["decode_ts"],
     "prompt": lambda one: one["prompt_ts"],
@@ -280,7 +428,9 @@ class Row:
 
     @property
     def is_reached(self) -> bool:
-        return None not in (self.system, self.aim) and (self.system <= self.aim if self.is_loss else self.system >= self.aim)
+        return None not in (self.system, self.aim) and (
+            self.system <= self.aim if self.is_loss else self.system >= self.aim
+        )
 
     def shown(self, value: float | None) -> str:
         if value is None:
@@ -319,8 +469,18 @@ def claims_table(rows: list[Row], only_headlines: bool) -> str:
         verdict = "yes" if row.is_reached else "not measured" if row.system is None else "no"
         verdict += f": {claim['why']}" if "why" in claim and not row.is_reached else ""
         published = "less than the baseline's" if "published" not in claim else row.shown(claim["published"])
-        lines.append([claim["paper"], f"{claim['text']} ({claim['figure']})", published, row.shown(row.baseline), row.shown(row.system),
-                      row.shown(row.default), row.shown(row.best), verdict])
+        lines.append(
+            [
+                claim["paper"],
+                f"{claim['text']} ({claim['figure']})",
+                published,
+                row.shown(row.baseline),
+                row.shown(row.system),
+                row.shown(row.default),
+                row.shown(row.best),
+                verdict,
+            ]
+        )
     heading = ["paper", "claim", "published", "baseline", "reproduced", "hobbit", "hobbit --max-loss", "reached"]
     if only_headlines:
         lines, heading = [line[:3] + line[4:] for line in lines], heading[:3] + heading[4:]
@@ -344,14 +504,33 @@ def run_table(name: str, records: list[dict]) -> str:
                 continue
             median = lambda key, some=ok: statistics.median(one[key] for one in some)
             if RUNS[name]["ground"] == "loss":
-                lines.append([where, ARMS[arm]["name"], f"{100 * median('loss'):+.2f} %", f"{1e3 * median('kl'):.1f}",
-                              f"{median('bytes') / 1024:.0f}", ""])
+                lines.append(
+                    [
+                        where,
+                        ARMS[arm]["name"],
+                        f"{100 * median('loss'):+.2f} %",
+                        f"{1e3 * median('kl'):.1f}",
+                        f"{median('bytes') / 1024:.0f}",
+                        "",
+                    ]
+                )
                 continue
             speed = median("decode_ts")
             first = first or speed
             prompts = dict.fromkeys(one["prompt"] for one in ok)
-            shown = ", ".join(f"{statistics.median(one['prompt_ts'] for one in ok if one['prompt'] == n):.3g}" for n in prompts)
-            lines.append([where, ARMS[arm]["name"], shown, f"{speed:.3g}", f"{speed / first:.2f}x", f"{median('bytes') / 1e6:.1f}"])
+            shown = ", ".join(
+                f"{statistics.median(one['prompt_ts'] for one in ok if one['prompt'] == n):.3g}" for n in prompts
+            )
+            lines.append(
+                [
+                    where,
+                    ARMS[arm]["name"],
+                    shown,
+                    f"{speed:.3g}",
+                    f"{speed / first:.2f}x",
+                    f"{median('bytes') / 1e6:.1f}",
+                ]
+            )
     lengths = ", ".join(dict.fromkeys(str(prompt) for prompt, _ in RUNS[name].get("tests", [])))
     heading = ["", "arm", f"prompt of {lengths}, t/s", "decode, t/s", "to the first row", "MB a token"]
     if RUNS[name]["ground"] == "loss":
@@ -363,13 +542,19 @@ def run_table(name: str, records: list[dict]) -> str:
 
 
 def arms_table() -> str:
-    return table(["arm", "settings", "not emulated"], [
-        [arm["name"], f"`{arm['flags']}`" if arm.get("flags") else "", arm.get("without", "")] for arm in ARMS.values()])
+    return table(
+        ["arm", "settings", "not emulated"],
+        [
+            [arm["name"], f"`{arm['flags']}`" if arm.get("flags") else "", arm.get("without", "")]
+            for arm in ARMS.values()
+        ],
+    )
 
 
 def picture(rows: list[Row], out: Path) -> None:
     """One group of bars for each headline claim: the baseline is 1."""
     from lab import plots  # matplotlib, which runs need not have
+
     shown = [row for row in rows if row.claim.get("headline") and row.system]
     if not shown:
         return
@@ -382,11 +567,24 @@ def picture(rows: list[Row], out: Path) -> None:
     }
     for at, (label, heights) in enumerate(series.items()):
         places = [x + (at - 1.5) * 0.2 for x in range(len(shown))]
-        bars = axis.bar(places, [height or 0 for height in heights], 0.19, label=label, color=["#9aa3ab", "#4477aa", "#2f7d4f", "#7fbf7b"][at])
+        bars = axis.bar(
+            places,
+            [height or 0 for height in heights],
+            0.19,
+            label=label,
+            color=["#9aa3ab", "#4477aa", "#2f7d4f", "#7fbf7b"][at],
+        )
         axis.bar_label(bars, [f"{height:.2f}" if height else "–" for height in heights], fontsize=7, padding=2)
     for x, row in enumerate(shown):
-        axis.hlines(row.claim["published"], x - 0.4, x + 0.4, colors="#aa3377", linestyles="dashed", linewidth=1,
-                    label="published" if x == 0 else None)
+        axis.hlines(
+            row.claim["published"],
+            x - 0.4,
+            x + 0.4,
+            colors="#aa3377",
+            linestyles="dashed",
+            linewidth=1,
+            label="published" if x == 0 else None,
+        )
     axis.set_xticks(range(len(shown)), [f"{row.claim['paper']}\n{row.claim['short']}" for row in shown], fontsize=8)
     axis.set_ylabel("speed, to the paper's baseline")
     axis.legend(fontsize=8, ncols=3, loc="upper left")
@@ -398,7 +596,10 @@ def picture(rows: list[Row], out: Path) -> None:
 def filled(page: Path, made: dict[str, str]) -> str:
     """The page with every table between `<!-- own-ground NAME -->` and its end made anew."""
     marked = re.compile(r"^<!-- own-ground (\S+) -->\n.*?^<!-- /own-ground \1 -->$", re.MULTILINE | re.DOTALL)
-    return marked.sub(lambda found: f"<!-- own-ground {found[1]} -->\n{made[found[1]]}<!-- /own-ground {found[1]} -->", page.read_text())
+    return marked.sub(
+        lambda found: f"<!-- own-ground {found[1]} -->\n{made[found[1]]}<!-- /own-ground {found[1]} -->",
+        page.read_text(),
+    )
 
 
 def report(files: list[Path], check: bool) -> None:
@@ -409,7 +610,9 @@ def report(files: list[Path], check: bool) -> None:
     pages = [ROOT / "docs/PAPERS.md", HERE / "results/papers.md"]
     stale = [page for page in pages if filled(page, made) != page.read_text()]
     if check:
-        sys.exit(f"not what the records make: {', '.join(map(str, stale))}; run benches/own_ground.py report" if stale else 0)
+        sys.exit(
+            f"not what the records make: {', '.join(map(str, stale))}; run benches/own_ground.py report" if stale else 0
+        )
     for page in stale:
         page.write_text(filled(page, made))
     picture(rows, ROOT / "docs/images/papers.svg")

@@ -319,7 +319,8 @@ studies=("$@")
 [[ $# -gt 0 ]] || studies=(papers curve ablation context experts resident fits contended startup long peers efficiency report)
 for study in "${studies[@]}"; do
     case $study in
-    papers | curve | ablation | context | experts | resident | fits | contended | startup | long | peers | efficiency | routes | own-ground | report) "$study" ;;
+    papers | curve | ablation | context | experts | resident | fits | contended | startup | long) "$study" ;;
+    peers | efficiency | routes | own-ground | report) "$study" ;;
     *)
         echo "$0: no study '$study'; see the head of this file" >&2
         exit 2

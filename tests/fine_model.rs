@@ -1,5 +1,5 @@
-//! The bundled fine-grained models have learnt all four kinds of text, no expert of them is dead, and the draft guesses
-//! what the first one says.
+//! The bundled fine-grained models have learnt all four kinds of text and use all of their experts, and the draft
+//! predicts the text of `fine.gguf`.
 
 use std::collections::BTreeSet;
 

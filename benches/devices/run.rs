@@ -22,7 +22,7 @@ pub const PROMPT: u32 = 512;
 const BEFORE: u32 = 28;
 const UNCOUNTED: u32 = 16;
 
-/// What a row of the table runs.
+/// A row of the table: its name and its flags.
 #[derive(Clone, Debug)]
 pub struct Arm {
     pub name: String,
@@ -82,7 +82,7 @@ pub fn models() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("models")
 }
 
-/// What llama.cpp's CPU computes beside the device: its experts' bytes for a token, and their number in a layer.
+/// Experts that llama.cpp's CPU computes beside the device: bytes for a token, and their number in a layer.
 #[derive(Default)]
 struct OnCpu {
     token_bytes: f64,

@@ -79,7 +79,7 @@ impl Machine {
 /// The row that others are compared with.
 pub const EXACT: &str = "--cpu-helper off";
 
-/// llama.cpp's expert cache as it was first (`--moe-cache-mib`): LRU, every miss is copied.
+/// llama.cpp's first expert cache (`--moe-cache-mib`): LRU; every miss is copied.
 pub const LRU: &str = "--policy lru --predictor none --prefetch off --cpu-helper off";
 
 /// llama.cpp's expert cache: exact, no predictor, no prefetches, and the CPU computes a part of the misses.

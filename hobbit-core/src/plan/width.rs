@@ -20,7 +20,7 @@ const PASSES_MAX: usize = 64;
 /// A wider ubatch must promise at most this share of the usual width's time.
 const WORTH_IT: f64 = 0.9;
 
-/// Of widths within this factor of the best time, the narrowest is taken.
+/// Take the narrowest width whose time is within this factor of the best.
 const AS_GOOD: f64 = 1.05;
 
 /// Measured costs of a prompt's batches.

@@ -50,7 +50,7 @@ impl<R: Reads, O: Observer> Memory<R, O> {
         wanted.into_iter().filter(|&version| self.cache.is_complete(version)).count() as u64
     }
 
-    /// What fits of `experts`, the most wanted last, as residents of an earlier run.
+    /// The experts that fit, as residents of an earlier run. `experts`: the most wanted is last.
     pub fn that_fit(&self, experts: &[ExpertId]) -> SavedCache {
         let residents = experts.iter().copied().map(Version::high).collect();
         let saved = SavedCache { residents, ..SavedCache::default() };

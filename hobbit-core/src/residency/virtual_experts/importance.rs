@@ -23,7 +23,7 @@ pub(super) struct Importance {
 struct Layer {
     /// ‖E‖ by expert; 1 for others.
     norms: Vec<f32>,
-    /// The sum of ‖x‖ · g by expert, in units that grow from token to token in place of all of these becoming less.
+    /// The sum of ‖x‖ · g by expert. Instead of decaying every sum, the unit of later tokens grows.
     wanted: Vec<f64>,
     unit: f64,
     /// The norm of the first input: others are told as shares of it, so that inputs that are not known count as one.

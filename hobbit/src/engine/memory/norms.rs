@@ -30,7 +30,7 @@ pub(crate) struct NormsJob {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a job reads, and what it leaves.
+/// Input and output of the background job.
 pub(crate) struct NormsTask {
     pub(crate) catalog: Catalog,
     /// The files that the catalog refers to.

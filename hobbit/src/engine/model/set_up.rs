@@ -100,7 +100,7 @@ pub(crate) fn set_up(model: &Model, options: &SessionOptions, context: &Context)
 /// as tokens decode.
 const WIDE_PART: u64 = 2;
 
-/// What wide ubatches take all the time, such as the cells of a sliding window and room for products, may be this part.
+/// Wide ubatches may keep this part for good: cells of a sliding window, and buffers for products.
 const WIDE_PART_KEPT: u64 = 16;
 
 /// Checks that a context for ubatches wider than usual leaves the experts their memory.
@@ -308,7 +308,7 @@ fn start_routing(
         host.keep_virtual_experts(VirtualExpertsOptions { n_used, update, norms, norms_from });
         job = computing;
     }
-    // What is present may not depend on the speed of reads.
+    // Results must not depend on the speed of reads.
     if let (true, Some(virtual_experts)) = (host.precisions.options.deterministic, &mut host.virtual_experts)
         && let Some(mut job) = job.take()
     {

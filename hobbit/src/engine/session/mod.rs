@@ -127,6 +127,8 @@ fn widths(model: &Model, options: &SessionOptions) -> Vec<u32> {
         || !shared.placed.devices.is_empty()
         || shared.options.precision.deterministic
         || shared.options.trace.is_some()
+        // The plan has the buffers of the first session.
+        || shared.experts.memories().is_some()
         || shared.followed.routes.is_some();
     let most = if shared.options.mtp { WIDEST_WITH_MTP } else { u32::MAX };
     let widest = options.n_ubatch_max.min(n_ctx_of(model, options.n_ctx)).min(most);
