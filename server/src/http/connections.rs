@@ -7,7 +7,7 @@
 //! cancelled, so that their slots are free again.
 
 use std::collections::HashMap;
-use std::future::{Ready, ready};
+use std::future::{Ready, poll_fn, ready};
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Extension, Request, State};
+use axum::http::header::{CONNECTION, EXPECT};
+use axum::http::{HeaderValue, Version};
 use axum::middleware::{AddExtension, Next};
 use axum::response::{IntoResponse, Response};
 use axum_server::accept::Accept;
@@ -47,6 +49,9 @@ const OTHER_DESCRIPTORS: u64 = 128;
 
 /// An answer is handed to a connection in pieces of this size, so that a client that does not read is noticed.
 const PIECE_BYTES: usize = 64 << 10;
+
+/// Most bytes that are read of a request which is answered before its end, so that its connection can be used again.
+const UNREAD_BYTES: usize = 64 << 10;
 
 /// Maximum number of connections, of `n_each` file descriptors, for this many waiting and running requests. Raises the
 /// soft limit of file descriptors to the hard limit.
@@ -318,19 +323,78 @@ pub async fn follow(
     let is_extra = connection.is_extra;
     let exchange = Arc::new(Exchange::new(connection));
     let record = Record::new(&all.log, request.method(), request.uri().path());
+    let unread = Arc::new(Mutex::new(Body::empty()));
+    // A client that asks first sends no body after a refusal.
+    let n_unread = if request.headers().contains_key(EXPECT) { 0 } else { UNREAD_BYTES };
     if request.body().is_end_stream() {
         exchange.work();
+    } else if request.version() < Version::HTTP_2 {
+        request = request.map(|body| Body::new(Returned { body, to: Arc::clone(&unread) }));
     }
     let asks_for_health = matches!(request.uri().path(), "/health" | "/v1/health");
     request.extensions_mut().insert(Arc::clone(&exchange));
     let is_over = is_extra && lock(&all.open).len() > all.limit || all.n_requests.load(Ordering::Relaxed) > all.limit;
-    let response = if is_over && !asks_for_health {
+    let mut response = if is_over && !asks_for_health {
+        drop(request);
         ApiError::busy("too many requests at once").into_response()
     } else {
         record::CURRENT.scope(Arc::clone(&record), next.run(request)).await
     };
+    let unread = std::mem::take(&mut *lock(&unread));
+    if !read_rest(unread, n_unread).await {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     record.answered(response.status().as_u16(), response.extensions().get::<Reason>());
     response.map(|body| Body::new(Followed { body, rest: Bytes::new(), has_ended: false, record, exchange }))
+}
+
+/// A request's body that is given back, unless it was read to its end.
+struct Returned {
+    body: Body,
+    to: Arc<Mutex<Body>>,
+}
+
+impl Drop for Returned {
+    fn drop(&mut self) {
+        *lock(&self.to) = std::mem::take(&mut self.body);
+    }
+}
+
+impl HttpBody for Returned {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if frame.is_none() {
+            self.body = Body::empty();
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Reads at most `n_bytes` that a request's handler has not read; whether that was all. HTTP/1 closes a connection that
+/// has unread bytes, and a client that was not told would lose its next request.
+async fn read_rest(mut body: Body, mut n_bytes: usize) -> bool {
+    while !body.is_end_stream() {
+        if n_bytes == 0 || body.size_hint().lower() > n_bytes as u64 {
+            return false;
+        }
+        match poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+            None => return true,
+            Some(Err(_)) => return false,
+            Some(Ok(frame)) => n_bytes = n_bytes.saturating_sub(frame.data_ref().map_or(0, Bytes::len).max(1)),
+        }
+    }
+    true
 }
 
 /// The body of an answer, in pieces. After each piece the client has to read; once the connection asks for the next

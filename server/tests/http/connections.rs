@@ -150,6 +150,37 @@ fn keys_are_required() {
 }
 
 #[test]
+fn a_refused_request_takes_no_other_one_with_it() {
+    let server = Server::start(&["--api-key", "secret"]);
+    let answer = |stream: &mut TcpStream| {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            head.push(byte[0]);
+        }
+        let head = String::from_utf8(head).unwrap();
+        let n_bytes = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")).unwrap();
+        stream.read_exact(&mut vec![0; n_bytes.parse().unwrap()]).unwrap();
+        head
+    };
+    let head = |n_bytes: usize| format!("POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {n_bytes}\r\n\r\n");
+    let mut stream = server.connect();
+    for _ in 0..3 {
+        stream.write_all(head(3).as_bytes()).unwrap();
+        // The head has arrived when a later request is answered.
+        server.get("/health").ok();
+        stream.write_all(b"{} ").unwrap();
+        let answer = answer(&mut stream);
+        assert!(answer.starts_with("HTTP/1.1 401") && !answer.contains("Connection: "), "{answer}");
+    }
+    // A long body is not read; the client hears that the connection ends.
+    stream.write_all(head(1 << 20).as_bytes()).unwrap();
+    let answer = answer(&mut stream);
+    assert!(answer.starts_with("HTTP/1.1 401") && answer.contains("Connection: close\r\n"), "{answer}");
+}
+
+#[test]
 fn foreign_hosts_and_origins_are_refused_without_a_key() {
     let server = Server::start(&["--cors-origins", "http://here.example", "--allowed-hosts", "box.lan:8080"]);
     let evil = ("Host", "evil.example:8080");
