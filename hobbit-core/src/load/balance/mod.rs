@@ -40,6 +40,10 @@ use smart_default::SmartDefault;
 
 use crate::trial::FadingMean;
 
+/// Most tokens of a batch whose experts the CPU may compute. In larger ones each copy serves many tokens, and the CPU
+/// would take longer to multiply than the link to copy.
+pub const HELPED_TOKENS_MAX: usize = 128;
+
 /// A selected expert without a copy in device memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Miss {
@@ -61,7 +65,12 @@ impl Miss {
 
     /// Bytes that take the CPU as long to read as this expert takes to compute.
     pub fn work(&self) -> u64 {
-        self.bytes * u64::from(self.rows.max(Self::ROWS_AT_ONCE)) / u64::from(Self::ROWS_AT_ONCE)
+        Self::work_of(self.bytes, self.rows)
+    }
+
+    /// [`Miss::work`] of so many bytes of weights and rows.
+    pub fn work_of(bytes: u64, rows: u32) -> u64 {
+        bytes * u64::from(rows.max(Self::ROWS_AT_ONCE)) / u64::from(Self::ROWS_AT_ONCE)
     }
 }
 

@@ -35,7 +35,7 @@ use hobbit_core::expert::{Precision, SliceId, SliceKind, Version};
 use hobbit_core::gguf::SliceShape;
 use hobbit_core::load::balance::Balancer;
 use hobbit_core::residency::{LayerStep, Selection, Used};
-use hobbit_core::route::Rates;
+use hobbit_core::route::{Phase, Rates};
 use hobbit_core::stats::{DeviceCounters, DeviceReport};
 use hobbit_core::store::StoreError;
 
@@ -120,10 +120,18 @@ pub(crate) struct Serves {
 /// The CPU's part in the products of a device.
 #[derive(Default)]
 pub(crate) struct CpuHelper {
-    /// Decides which experts the CPU computes; `None`: none.
+    /// Decides which experts the CPU computes for generated tokens; `None`: none.
     pub(crate) balancer: Option<Balancer>,
+    /// The same for short prompts. The CPU's speed is another one where it multiplies many rows.
+    pub(crate) of_prompts: Option<Balancer>,
     /// Threads; `None` takes the session's.
     pub(crate) n_threads: Option<u16>,
+}
+
+impl CpuHelper {
+    pub(crate) fn of(&mut self, phase: Phase) -> Option<&mut Balancer> {
+        if phase.is_decode() { self.balancer.as_mut() } else { self.of_prompts.as_mut() }
+    }
 }
 
 /// The stream that used the tier last, and its fence.

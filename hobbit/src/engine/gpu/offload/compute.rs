@@ -510,7 +510,8 @@ unsafe fn wanted_values(
             }
         }
     };
-    let may_help = phase.is_decode() && tier.has_helper();
+    // SAFETY: live.
+    let may_help = tier.has_helper(unsafe { (*ids).ne[1] } as usize);
     // SAFETY: a product's sources are live.
     let of_experts = may_help.then(|| unsafe { (*first).src[1] });
     // Usually they are one.

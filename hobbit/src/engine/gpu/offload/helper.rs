@@ -1,4 +1,4 @@
-//! The CPU helper: computes some of the missing experts of a batch that decodes from host memory, while the device
+//! The CPU helper: computes some of the missing experts of a batch of few tokens from host memory, while the device
 //! computes the others (HOBBIT's cooperative mode; SMoE, Algorithm 2).
 //!
 //! The helper repeats the nodes of a layer's region as the CPU computes a layer of few tokens ([`Chain`]): the rows of

@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use ggml_sys::llama::{self, ggml_backend_dev_t};
 
-use super::Tier;
-use hobbit_core::load::balance::RunningMean;
+use super::{CpuHelper, Tier};
+use hobbit_core::load::balance::{HELPED_TOKENS_MAX, RunningMean};
+use hobbit_core::route::Phase;
 
 /// The link is measured in one of this many regions with uploads, beside a CPU helper.
 const LINK_SAMPLE: u32 = 32;
@@ -144,9 +145,9 @@ impl Speed {
 }
 
 impl Tier {
-    /// Whether the CPU may compute misses.
-    pub(crate) fn has_helper(&self) -> bool {
-        self.helper.balancer.is_some() && self.is_divided()
+    /// Whether the CPU may compute misses of a layer of so many tokens.
+    pub(crate) fn has_helper(&self, n_tokens: usize) -> bool {
+        n_tokens <= HELPED_TOKENS_MAX && self.helper.balancer.is_some() && self.is_divided()
     }
 
     /// The uploads of a region have been submitted. Some regions' uploads are waited for and timed; then returns when
@@ -165,7 +166,8 @@ impl Tier {
         self.copies.stream.synchronize();
         let ended = self.speed.clock.seconds();
         let seconds = ended - self.speed.began;
-        self.helper.balancer.iter_mut().for_each(|balancer| balancer.observe_copy(bytes / n, seconds / n as f64));
+        let CpuHelper { balancer, of_prompts, .. } = &mut self.helper;
+        balancer.iter_mut().chain(of_prompts).for_each(|own| own.observe_copy(bytes / n, seconds / n as f64));
         self.ahead.iter_mut().for_each(|ahead| ahead.idle.observe_link(bytes, seconds));
         self.speed.link.add(seconds / bytes as f64);
         Some(ended)
@@ -180,10 +182,10 @@ impl Tier {
     }
 
     /// The CPU has computed experts of so much [`hobbit_core::load::balance::Miss::work`].
-    pub(crate) fn helped(&mut self, experts: u64, work: u64, seconds: f64) {
+    pub(crate) fn helped(&mut self, phase: Phase, experts: u64, work: u64, seconds: f64) {
         self.counters.helper_experts += experts;
         self.counters.helper_seconds += seconds;
-        if let Some(balancer) = self.helper.balancer.as_mut() {
+        if let Some(balancer) = self.helper.of(phase) {
             balancer.observe_cpu(work, seconds);
         }
     }

@@ -134,6 +134,7 @@ fn tier_of(
     (tier.serves.layers, tier.serves.batches) = (has_layers, offloads);
     tier.counters.cache_shrunk = n_shrunk;
     tier.helper.balancer = balancer(model).filter(|_| has_layers);
+    tier.helper.of_prompts = tier.helper.balancer.clone();
     if let CpuHelper::Threads(threads) = options.cpu_helper {
         tier.helper.n_threads = Some(threads);
     }

@@ -171,7 +171,7 @@ impl DeviceLayer<'_, '_> {
             self.tier.copies.wait_for_all(&self.offload.launch.stream);
         }
         // Products that wait for a file would be timed with it.
-        let is_timed = selection.phase().is_decode() && self.uploads.is_empty();
+        let is_timed = (selection.phase().is_decode() || !self.input.is_empty()) && self.uploads.is_empty();
         let began = self.tier.measure_link().filter(|_| is_timed);
         let part = Part { used, coming, done };
         for stage in std::mem::take(&mut self.work.stages) {
@@ -424,7 +424,7 @@ pub(super) struct Help {
 }
 
 impl DeviceLayer<'_, '_> {
-    /// Decides which of the missing experts of a batch that decodes the CPU computes.
+    /// Decides which of the missing experts the CPU computes.
     ///
     /// # Safety
     /// As [`Offload::layer`].
@@ -436,7 +436,7 @@ impl DeviceLayer<'_, '_> {
         missing: &[Used],
         region: &[Node],
     ) -> Option<Help> {
-        let balancer = self.tier.helper.balancer.as_mut()?;
+        let balancer = self.tier.helper.of(selection.phase())?;
         let kinds = || region.iter().filter_map(|(_, kind)| *kind);
         // A part of a layer has results besides the last product's.
         let is_whole = kinds().count() == host.layout().kinds(step.layer).len();
@@ -516,10 +516,11 @@ impl DeviceLayer<'_, '_> {
         let rows = unsafe { helper.rows(&help.chain, n_threads, &selection.routing, &experts, input_of, view_of)? };
         help.rows.extend(rows);
         let kinds = self.router.kinds();
-        let slices = experts
-            .iter()
-            .flat_map(|&used| kinds.iter().map(move |&kind| SliceId { version: step.version(used), kind }));
-        self.tier.speed.clock.host_worked(slices.map(|slice| host.reads().shape(slice).bytes).sum());
+        let work_of = |&used: &Used| {
+            let bytes = |&kind| host.reads().shape(SliceId { version: step.version(used), kind }).bytes;
+            Miss::work_of(kinds.iter().map(bytes).sum(), selection.routing.pairs_of(used.index).len() as u32)
+        };
+        self.tier.speed.clock.host_worked(experts.iter().map(work_of).sum());
         help.seconds += self.tier.speed.clock.seconds() - started;
         Ok(true)
     }
@@ -536,7 +537,7 @@ impl DeviceLayer<'_, '_> {
             unsafe { self.uploads.pump(host, self.tier) };
         }
         let Some(help) = self.help.take() else { return Ok(()) };
-        self.tier.helped(help.n_experts, help.work, help.seconds);
+        self.tier.helped(selection.phase(), help.n_experts, help.work, help.seconds);
         // SAFETY: a live product.
         let nb = unsafe { (*help.last).nb };
         let place = |(pair, row): (Pair, Vec<f32>)| (pair.token as usize * nb[2] + pair.rank as usize * nb[1], row);
