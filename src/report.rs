@@ -225,6 +225,13 @@ fn experts(name: &str, phase: &PhaseStats, run: &Closing) -> String {
             let refused = phase.rerouted.refused;
             let _ = write!(line, " ({refused} choices of the router could not be read and stayed)");
         }
+        let layers = &run.stats.layers;
+        let n_flat = layers.iter().filter(|layer| layer.is_flat).count();
+        if n_flat > 0 && name == "decode" {
+            let n_layers = layers.len();
+            let _ =
+                write!(line, " (--substitute auto leaves out {n_flat} of {n_layers} layers: their routers are flat)");
+        }
     }
     if let (Some(changed), "decode") = (run.stats.virtual_experts, name) {
         let (n, period) = (changed.replacements, changed.period_tokens);

@@ -128,7 +128,7 @@ impl RerouteCounts {
 }
 
 /// Traffic of one layer, both phases together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LayerStats {
     /// Block number.
     pub layer: u16,
@@ -144,6 +144,10 @@ pub struct LayerStats {
     pub rerouted: u64,
     /// Tokens that were left alone ([`RerouteCounts::refused`]).
     pub refused: u64,
+    /// The part of a token's weight that substitution may exchange, the mean of the last tokens; `None` without it.
+    pub exchangeable: Option<f32>,
+    /// Whether that is most of it.
+    pub is_flat: bool,
 }
 
 /// All counters of a session.

@@ -32,9 +32,9 @@ pub struct RoutingArgs {
     pub keep_top: u32,
     /// A missing expert whose score is less than N above the best that was not chosen gives way to one in memory whose
     /// score is less than N below it, both as shares of that score (SMoE's alpha; the paper has 0.25 to 0.35, auto
-    /// takes 0.3)
+    /// takes 0.3, and nothing in layers whose routers are flat)
     #[arg(long, value_name = "N|auto|off", default_value = "off", value_parser = alpha, env = "HOBBIT_ARG_SUBSTITUTE")]
-    pub substitute: f32,
+    pub substitute: Alpha,
     /// At most N experts of a token are substituted (default: any number)
     #[arg(long, value_name = "N", env = "HOBBIT_ARG_SUBSTITUTE_MAX")]
     pub substitute_max: Option<u32>,
@@ -131,7 +131,8 @@ impl RoutingArgs {
         RoutingOptions {
             cache_bias: self.cache_bias,
             keep_top: self.keep_top,
-            substitute: self.substitute,
+            substitute: self.substitute.value,
+            spares_flat: self.substitute.is_auto,
             substitute_max: self.substitute_max,
             drop: self.drop,
             virtual_experts: self.virtual_experts.clone(),
@@ -156,11 +157,21 @@ fn virtual_experts(text: &str) -> Result<VirtualExperts, String> {
 }
 
 /// SMoE's α.
-fn alpha(text: &str) -> Result<f32, String> {
+/// SMoE's alpha, and whether hobbit chose it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Alpha {
+    value: f32,
+    is_auto: bool,
+}
+
+fn alpha(text: &str) -> Result<Alpha, String> {
     match text {
-        "off" => Ok(0.0),
-        "auto" => Ok(RoutingOptions::ALPHA),
-        text => strength(text).map_err(|_| "expected a number from 0, such as 0.3, auto or off".to_owned()),
+        "off" => Ok(Alpha { value: 0.0, is_auto: false }),
+        "auto" => Ok(Alpha { value: RoutingOptions::ALPHA, is_auto: true }),
+        text => match strength(text) {
+            Ok(value) => Ok(Alpha { value, is_auto: false }),
+            Err(_) => Err("expected a number from 0, such as 0.3, auto or off".to_owned()),
+        },
     }
 }
 

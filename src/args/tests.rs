@@ -192,7 +192,11 @@ const GIVEN: &[(&str, Holds)] = &[
         hi.run.model_options.routing.target_latency.is_some_and(|time| time.as_secs_f64() == 0.05)
     }),
     ("--target-latency 50 --cache-bias 0.2", |hi| hi.run.model_options.routing.cache_bias == 0.2),
-    ("--substitute auto", |hi| hi.run.model_options.routing.substitute == RoutingOptions::ALPHA),
+    ("--substitute auto", |hi| {
+        let routing = &hi.run.model_options.routing;
+        routing.substitute == RoutingOptions::ALPHA && routing.spares_flat
+    }),
+    ("--substitute 0.3", |hi| !hi.run.model_options.routing.spares_flat),
     ("--virtual-experts p.json", |hi| {
         hi.run.model_options.routing.virtual_experts == VirtualExperts::Plan("p.json".into())
     }),

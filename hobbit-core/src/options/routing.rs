@@ -23,6 +23,8 @@ pub struct RoutingOptions {
     pub keep_top: u32,
     /// α of SMoE's substitution, `0.0..`; 0 is off.
     pub substitute: f32,
+    /// Substitute nothing in layers whose routers are flat.
+    pub spares_flat: bool,
     /// Maximum number of a token's experts that are substituted; `None` for any number.
     pub substitute_max: Option<u32>,
     /// Leave out a missing expert below this multiple of the uniform share of a token's weight, `0.0..`; 0 is off.
@@ -139,7 +141,8 @@ impl RoutingOptions {
             Some((Knob::CacheBias, words)) => parts.push(words.clone()),
             _ => parts.extend((cache_bias > 0.0).then(|| format!("cache bias {cache_bias}"))),
         }
-        let most = self.substitute_max.map_or_else(String::new, |max| format!(" (at most {max})"));
+        let flat = if self.spares_flat { " (none in layers with flat routers)" } else { "" };
+        let most = self.substitute_max.map_or_else(String::new, |max| format!(" (at most {max})")) + flat;
         match &timed {
             Some((Knob::Substitute, words)) => parts.push(format!("{words}{most}")),
             _ => parts.extend((substitute > 0.0).then(|| format!("substitutes within {substitute}{most}"))),
@@ -167,6 +170,7 @@ impl RoutingOptions {
             substitute: if timed == Some(Knob::Substitute) { 0.0 } else { self.substitute },
             substitute_max: self.substitute_max.map(|max| max as usize),
             only_present: self.virtual_experts != VirtualExperts::Off,
+            spares_flat: self.spares_flat,
         }
     }
 }

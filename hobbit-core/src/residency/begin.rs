@@ -8,7 +8,7 @@ use crate::cache::{Cache, SlotId};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::LoadClass;
 use crate::predict::RouterScores;
-use crate::route::{Demand, Location, Phase, Rates, Weighing, resolve};
+use crate::route::{Demand, Flatness, Location, Phase, Rates, Weighing, resolve};
 use crate::stats::{LayerStats, PrecisionCounts, RerouteCounts};
 
 impl<R: Reads, O: Observer> Residency<R, O> {
@@ -53,8 +53,15 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         devices: &dyn DeviceResidency,
     ) -> Option<Vec<f32>> {
         let layer = selection.layer();
+        let mut rules = self.rerouting;
+        if rules.substitute > 0.0 {
+            selection.observe_flatness(&mut self.flatness, &rules, before, scores.0);
+            if rules.spares_flat && self.flatness.is_flat(layer) {
+                rules.substitute = 0.0;
+            }
+        }
         let is_present = |index| self.is_present(ExpertId { layer, index }, devices);
-        let (outcome, weights) = selection.reroute(&self.rerouting, before, scores, &is_present);
+        let (outcome, weights) = selection.reroute(&rules, before, scores, &is_present);
         self.counts.rerouted(layer, outcome);
         weights
     }
@@ -409,11 +416,13 @@ impl Counts {
     }
 
     /// Counts of each layer with experts, ascending.
-    pub(super) fn of_layers(&self, layout: &Layout, cache: &Cache) -> Vec<LayerStats> {
+    pub(super) fn of_layers(&self, layout: &Layout, cache: &Cache, flatness: &Flatness) -> Vec<LayerStats> {
         let stats = |layer: u16| {
             let LayerCounts { hits, misses, used, rerouted } = self.by_layer[usize::from(layer)];
             let slots = cache.pools().capacity_of_layer(layer, Precision::High);
-            LayerStats { layer, slots, hits, misses, used, rerouted: rerouted.uses, refused: rerouted.refused }
+            let (uses, refused) = (rerouted.uses, rerouted.refused);
+            let (exchangeable, is_flat) = (flatness.share(layer), flatness.is_flat(layer));
+            LayerStats { layer, slots, hits, misses, used, rerouted: uses, refused, exchangeable, is_flat }
         };
         layout.layers().map(stats).collect()
     }

@@ -69,7 +69,7 @@ use self::upgrades::Upgrades;
 use crate::cache::Cache;
 use crate::expert::ExpertId;
 use crate::options::Knob;
-use crate::route::{Phase, Rerouting};
+use crate::route::{Flatness, Phase, Rerouting};
 use crate::stats::LayerStats;
 
 pub struct Parts<R, O> {
@@ -97,6 +97,7 @@ pub struct Residency<R: Reads, O> {
     pub drafts: Drafts,
     pub precisions: Precisions,
     pub rerouting: Rerouting,
+    flatness: Flatness,
     pub reroutes_prompts: bool,
     /// These alone count as missing, wherever experts are; `None` goes by what is in memory.
     pub masked: Option<HashSet<ExpertId>>,
@@ -118,6 +119,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             drafts: Drafts::default(),
             precisions,
             rerouting: Rerouting::default(),
+            flatness: Flatness::default(),
             reroutes_prompts: false,
             masked: None,
             latency: None,
@@ -157,7 +159,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// Counts of each layer with experts, ascending.
     pub fn layer_stats(&self) -> Vec<LayerStats> {
-        self.counts.of_layers(&self.memory.layout, &self.memory.cache)
+        self.counts.of_layers(&self.memory.layout, &self.memory.cache, &self.flatness)
     }
 
     /// Counts a layer whose products could not be computed expert by expert.

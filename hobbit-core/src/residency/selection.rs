@@ -5,7 +5,9 @@ use super::precisions::Precisions;
 use crate::cache::{SlotId, Use};
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
 use crate::predict::{Popularity, RouterScores};
-use crate::route::{Choice, Demand, Pair, Phase, RerouteCounts, Rerouting, Routing, TokenScores, Weighing, reroute};
+use crate::route::{
+    Choice, Demand, Flatness, Pair, Phase, RerouteCounts, Rerouting, Routing, TokenScores, Weighing, reroute,
+};
 
 /// A batch that needs this many tenths of a layer's experts is dense: the next layer will need nearly all of its own.
 const DENSE_TENTHS: usize = 9;
@@ -200,6 +202,22 @@ impl Selection {
         self.unmasked = Some(Unmasked { routing: unmasked, weights: before.to_vec(), fractions });
         self.known.extend_from_slice(&weights);
         (outcome, Some(weights))
+    }
+
+    /// Observes how flat the layer's router is.
+    pub(super) fn observe_flatness(
+        &self,
+        flatness: &mut Flatness,
+        rules: &Rerouting,
+        before: &[f32],
+        scores: &[RouterScores],
+    ) {
+        let n_used = self.routing.n_used.max(1);
+        let tokens = self.routing.ids.chunks(n_used).zip(before.chunks(n_used)).zip(scores);
+        for ((ids, weights), RouterScores { selection, weights: of_all }) in tokens {
+            let scores = TokenScores { selection, weights: of_all };
+            flatness.observe(self.layer(), rules, ids, weights, &scores);
+        }
     }
 
     /// Whether tokens were rerouted.

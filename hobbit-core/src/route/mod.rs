@@ -12,6 +12,7 @@
 
 mod demand;
 mod fit;
+mod flatness;
 mod reroute;
 mod routing;
 
@@ -20,6 +21,7 @@ pub use demand::{
 };
 pub(crate) use demand::{lower_least_popular, n_least_popular};
 pub use fit::{Fit, NoUses, Shares, SharesError, fit};
+pub use flatness::Flatness;
 pub use reroute::{Choice, RerouteCounts, Rerouting, TokenScores, Weighing, reroute};
 pub use routing::{Pair, Routing, rounded};
 

@@ -27,6 +27,8 @@ pub struct Rerouting {
     pub substitute_max: Option<usize>,
     /// Missing experts are not used if enough are present.
     pub only_present: bool,
+    /// α exchanges nothing in layers whose routers are flat.
+    pub spares_flat: bool,
 }
 
 /// A router's scores of all experts for one token, `[n_expert]` each.
@@ -88,6 +90,19 @@ impl Rerouting {
         let alpha = self.substitute;
         let is_near = missing < (1.0 + alpha) * next && candidate >= (1.0 - alpha) * next;
         if alpha > 0.0 && is_near { By::Nearness } else { By::Nothing }
+    }
+
+    /// The part of a token's weight that α may exchange for experts in memory; `None` if its scores do not explain its
+    /// choice.
+    pub(super) fn exchangeable(&self, ids: &[u16], weights: &[f32], scores: &TokenScores<'_>) -> Option<f32> {
+        if !explains(scores, ids, weights) {
+            return None;
+        }
+        let most = (1.0 + self.substitute) * best_unchosen(scores.selection, ids);
+        let is_near = |index: &u16| scores.selection[usize::from(*index)] < most;
+        let all: f32 = weights.iter().map(|weight| weight.abs()).sum();
+        let near: f32 = ids.iter().zip(weights).filter(|(index, _)| is_near(index)).map(|(_, own)| own.abs()).sum();
+        (all > 0.0).then(|| near / all)
     }
 
     /// Lowers the predicted scores of a later layer's router for experts that are not there, so that what is read

@@ -40,9 +40,9 @@ use smart_default::SmartDefault;
 
 use crate::trial::FadingMean;
 
-/// Most tokens of a batch whose experts the CPU may compute. In larger ones each copy serves many tokens, and the CPU
-/// would take longer to multiply than the link to copy.
-pub const HELPED_TOKENS_MAX: usize = 128;
+/// Most tokens of an expert, in the mean of a layer, with which the CPU may compute some: with more, a copy serves so
+/// many that the CPU would take longer to multiply.
+pub const HELPED_ROWS_MAX: usize = 32;
 
 /// A selected expert without a copy in device memory.
 #[derive(Clone, Copy, Debug, PartialEq)]

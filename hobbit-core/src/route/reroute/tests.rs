@@ -157,6 +157,7 @@ fn tokens(n_expert: usize, n_used: usize) -> impl Strategy<Value = (Vec<Vec<f32>
 fn rules() -> impl Strategy<Value = Rerouting> {
     let strengths = (0.0f32..1.0, 0usize..3, 0.0f32..1.0, prop::option::of(0usize..3), any::<bool>(), 0u8..8);
     strengths.prop_map(|(bias, keep_top, substitute, substitute_max, only_present, on)| Rerouting {
+        spares_flat: false,
         bias: if on & 1 > 0 { bias } else { 0.0 },
         keep_top,
         substitute: if on & 2 > 0 { substitute } else { 0.0 },

@@ -64,6 +64,21 @@ fn a_missing_expert_gives_way_to_one_that_is_there() {
 }
 
 #[test]
+fn flat_routers_can_be_spared() {
+    let (first, then) = (([0, 1], [0.28, 0.26, 0.24, 0.22]), ([2, 3], [0.24, 0.22, 0.28, 0.26]));
+    let tokens: Vec<_> = std::iter::once(first).chain(std::iter::repeat_n(then, 99)).collect();
+    let recording = recording(&trace(&tokens, Some(2), RoutingOptions::default()));
+    let exact = Config::recorded(&recording).unwrap();
+    let replayed = |spares_flat| {
+        let routing = RoutingOptions { substitute: 0.3, keep_top: 0, spares_flat, ..RoutingOptions::default() };
+        let (_, outcome) = replayed(&recording, &Config { routing, ..exact.clone() });
+        (outcome.decode.misses.high, outcome.decode.rerouted.uses)
+    };
+    assert_eq!(replayed(false), (2, 2 * 99), "the first token's experts stand in for all others");
+    assert_eq!(replayed(true), (4, 2 * 31), "until 32 tokens that miss experts have shown that the router is flat");
+}
+
+#[test]
 fn virtual_experts_change_beside_tokens_that_wait_for_none() {
     let first = ([0, 1], [0.5, 0.3, 0.1, 0.1]);
     let then = ([2, 3], [0.1, 0.15, 0.4, 0.35]);
