@@ -14,348 +14,20 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import random
 import re
 import statistics
-import subprocess
 import sys
-import tempfile
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-BIN = Path(os.environ.get("BIN") or ROOT / "target/release").resolve()
-MODELS = Path(os.environ.get("MODELS") or ROOT / "target/prove").resolve()
-PLAN = tomllib.loads((HERE / "own_ground.toml").read_text())
-ARMS, RUNS, CLAIMS = PLAN["arms"], PLAN["runs"], PLAN["claims"]
-PROSE = ROOT / "models/demo-heldout-prose.txt"
-# Losses on random weights are noise, so models of random weights get a bound of 10 %.
-BOUND = {"demo-wide": "1%", "fine": "1%", "deep": "1%"}
-CORES = len(os.sched_getaffinity(0))
-
-
-def listed(value) -> list:
-    return value if isinstance(value, list) else [value]
-
-
-def said(*words, **more) -> str:
-    return subprocess.run([str(word) for word in words], check=True, stdout=subprocess.PIPE, text=True, **more).stdout
-
-
-def flags_of(arm: str, model: str, low: str | None = None) -> str:
-    """An arm's flags for a model. Low versions are of type `low` where one is given, else hobbit chooses it."""
-    flags = f"--max-loss {BOUND.get(model, '10%')} --low auto" if arm == "best" else ARMS[arm].get("flags", "")
-    if low and re.search("--low|--preset (hobbit|fate)", flags):
-        flags = flags.replace(" --low auto", "") + f" --low {low}"
-    return flags
-
-
-def measured(model: Path, low: str, shares: list[str]) -> tuple[Path, Path]:
-    """A profile with mixes for shares of the experts in memory, beside the model, and a path table; made once."""
-    made, paths = model.with_suffix(".profile.json"), model.with_suffix(".paths")
-    if not made.exists():
-        words = [
-            "--max-loss",
-            BOUND.get(model.stem, "10%"),
-            "--low",
-            low,
-            "--expert-cache",
-            ",".join(shares),
-            "--no-widths",
-        ]
-        said(
-            BIN / "gguf-tools",
-            "profile",
-            model,
-            "--text",
-            PROSE,
-            "--tokens",
-            512,
-            "--context",
-            128,
-            *words,
-            "--path-table",
-            paths,
-            "-o",
-            made,
-        )
-    return made, paths
-
-
-def packed(model: Path) -> Path:
-    """EdgeMoE's model: the fewest bits within a predicted loss of 2 %, by its bounds."""
-    made, widths = model.with_suffix(".edgemoe.gguf"), model.with_suffix(".widths.json")
-    if not made.exists():
-        said(
-            BIN / "gguf-tools",
-            "profile",
-            model,
-            "--text",
-            PROSE,
-            "--tokens",
-            256,
-            "--widths",
-            "q2_k,q4_k",
-            "-o",
-            widths,
-        )
-        said(BIN / "gguf-tools", "pack", model, "--profile", widths, "--max-loss", "2%", "--bounds", "-o", made)
-    return made
-
-
-def records_of_devices(run: dict) -> list[dict]:
-    """Virtual time of benches/devices. A model is SHAPE, or SHAPE:TYPE."""
-    found = []
-    bench = lambda *words: said(
-        "cargo", "bench", "--bench", "devices", "--", "--machine", run["ground"], *words, cwd=ROOT
-    )
-    lengths = lambda at: ",".join(map(str, sorted({test[at] for test in run["tests"]})))
-    requests = ["--prompt-tokens", lengths(0), "--decode-tokens", lengths(1)]
-    with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch) / "rows.json"
-        for model in listed(run["model"]):
-            shape, _, kind = model.partition(":")
-            place = ["--shapes", shape, "--json", out, *(["--type", kind] if kind else [])]
-            bench(*place, "--decode-tokens", 1, "--flags", "exact=--cpu-helper off")  # Writes the model.
-            name = re.compile(rf"devices-{re.escape(shape)}-\d+{f'-{kind}' if kind else ''}\.gguf", re.IGNORECASE)
-            file = next(file for file in (ROOT / "target/tmp").iterdir() if name.fullmatch(file.name))
-            made, paths = measured(
-                file, "q4_0" if re.search("f16|f32", model) else "q2_k", [f"{percent}%" for percent in run["percent"]]
-            )
-            mixes = Path(scratch) / "mixes.json"  # The bench copies it to where it lies already.
-            mixes.write_bytes(made.read_bytes())
-            place += ["--profiles", f"{shape}={mixes}", "--path-tables", f"{shape}={paths}", *requests]
-            for percent in run["percent"]:
-                arms = []
-                for arm in (arm for arm in run["arms"] if arm != "llama"):
-                    least = f" --device-cache {run['least']}%" if ARMS[arm].get("least") else ""
-                    arms.append(f"{arm}={flags_of(arm, model)}{least}")
-                bench(*place, "--percent", percent, "--flags", ";".join(arms))
-                for row in json.loads(out.read_text())["rows"]:
-                    arm = "llama" if row["flags"] is None else row["row"]
-                    base = {
-                        "model": model,
-                        "place": f"{percent} %",
-                        "arm": arm,
-                        "kl": row["kl"],
-                        "outcome": row["error"] or "ok",
-                    }
-                    found += [
-                        base
-                        | {
-                            "prompt": one["prompt_tokens"],
-                            "decode": one["decode_tokens"],
-                            "prompt_ts": one["prompt_tokens"] / one["prompt_seconds"],
-                            "decode_ts": one["decode_tokens"] / one["decode_seconds"],
-                            "bytes": row["link_bytes"],
-                        }
-                        for one in row["requests"]
-                    ] or [base]
-    return found
-
-
-def records_on_disk(run: dict) -> list[dict]:
-    """hobbit-bench: every arm in order and then in reverse, each in a process and a control group of its own."""
-    found = []
-    for model in listed(run["model"]):
-        file = MODELS / f"{model}.gguf"
-        _, paths = measured(file, "q4_0" if re.search("f16|f32", model) else "q2_k", listed(run.get("cache", "10%")))
-        for place in listed(run.get("cache") or run["limit"]):
-            for prompt, decode in run["tests"]:
-                for arm in [*run["arms"], *reversed(run["arms"])]:
-                    own_file = packed(file) if arm == "edgemoe" and "q4" in model else file
-                    words = [
-                        "-m",
-                        own_file.name,
-                        "--prompt-file",
-                        PROSE,
-                        "-p",
-                        0,
-                        "-n",
-                        0,
-                        "-pg",
-                        f"{prompt},{decode}",
-                        "-r",
-                        1,
-                        "--no-warmup",
-                        "--no-roofline",
-                    ]
-                    words += ["--expert-cache", place, "--io", "direct"] if "cache" in run else []
-                    words += (
-                        ["-t", 2 * CORES, "--baseline-only"]
-                        if arm == "llama"
-                        else ["-t", CORES, *flags_of(arm, model).split()]
-                    )
-                    words += (
-                        ["--path-table", paths] if re.search("path-table|preset edgemoe", flags_of(arm, model)) else []
-                    )
-                    limits = ["--limit", run["limit"]] if "limit" in run else []
-                    limits += ["--disk-limit", run["disk"]] if "disk" in run else []
-                    print(f"{model}, {place}, {prompt} + {decode}: {ARMS[arm]['name']}", file=sys.stderr)
-                    line = said(
-                        HERE / "study.py",
-                        "bench",
-                        "--label",
-                        "own-ground",
-                        "--variant",
-                        arm,
-                        *limits,
-                        "--",
-                        *words,
-                        cwd=MODELS,
-                    )
-                    own = json.loads(line)
-                    found.append(
-                        {
-                            "model": model,
-                            "place": place,
-                            "arm": arm,
-                            "prompt": prompt,
-                            "decode": decode,
-                            "prompt_ts": own["hobbit_prompt_ts"],
-                            "decode_ts": own["hobbit_decode_ts"],
-                            "bytes": own["hobbit_decode_bytes"],
-                            "kl": None,
-                            "outcome": own["hobbit_outcome"],
-                        }
-                    )
-    return found
-
-
-def text_of(model: str, name: str) -> Path:
-    """A held-out text; SHUFFLED is the lines of all of a model's in random order, which have no locality."""
-    if name != "shuffled.txt":
-        return ROOT / f"models/{name}"
-    files = sorted((ROOT / "models").glob("fine-heldout-*.txt" if model == "deep" else f"{model}-heldout-*.txt"))
-    lines = [line for file in files for line in file.read_text().splitlines(keepends=True)]
-    random.Random(16).shuffle(lines)
-    (MODELS / name).write_text("".join(lines))
-    return MODELS / name
-
-
-def records_of_loss(run: dict) -> list[dict]:
-    """benches/quality.py on a bundled model: increase of perplexity and KL divergence against the exact model."""
-    found = []
-    for model in run["model"]:
-        arms = []
-        for arm in run["arms"]:
-            arms += ["--arm", f"{arm}: {flags_of(arm, model, 'q2_k')}"]
-        caches = ["--cache", *(place.rstrip("%") for place in run["cache"])]
-        file = MODELS / f"{model}.gguf"  # A copy: its profile lies beside it.
-        file.write_bytes((ROOT / f"models/{model}.gguf").read_bytes())
-        measured(file, "q2_k", run["cache"])
-        texts = [word for text in run["texts"] for word in ("--text", text_of(model, text))]
-        whole = ["--whole-windows"] if run.get("prompts") else []
-        with tempfile.TemporaryDirectory() as out:
-            said(
-                HERE / "quality.py",
-                "--bin",
-                BIN,
-                "--model",
-                file,
-                *texts,
-                *caches,
-                *arms,
-                *whole,
-                "--windows",
-                run["windows"],
-                "--questions",
-                0,
-                "--out",
-                out,
-            )
-            for row in json.loads((Path(out) / f"quality-{model}-own.json").read_text())["rows"]:
-                found.append(
-                    {
-                        "model": model,
-                        "text": row["text"],
-                        "place": f"{row['cache_percent']:g}%",
-                        "arm": row["arm"],
-                        "loss": row["cost"]["value"],
-                        "kl": row["kl"]["value"],
-                        "bytes": row["bytes_per_token"],
-                        "outcome": "ok",
-                    }
-                )
-    return found
-
-
-def records_of_routes(run: dict) -> list[dict]:
-    """Replays and recalls of a trained model's own routes: fitted on one text, judged on another."""
-    sys.path.append(str(HERE / "policies"))
-    import papers
-
-    found = []
-    for model in run["model"]:
-        traces = []
-        for text in run["texts"]:
-            traces.append(MODELS / f"{model}-{text}.trace")
-            if not traces[-1].exists():
-                words = "-c 512 -b 512 -ub 1 -t 1 --expert-cache 50% --predictor stacked-gate --prefetch off"
-                words += " --prefetch-distance 3"
-                said(
-                    BIN / "hobbit-perplexity",
-                    "-m",
-                    ROOT / f"models/{model}.gguf",
-                    "-f",
-                    ROOT / f"models/{text}",
-                    "--chunks",
-                    run["windows"],
-                    *words.split(),
-                    "--trace",
-                    traces[-1],
-                )
-        (subject,) = papers.use(BIN / "hobbit-sim", ["--budgets", ",".join(run["budgets"]), model, *map(str, traces)])
-        mixed = [
-            "--low-bytes",
-            "31%",
-            "--low-share",
-            papers.LOW_SHARE,
-            *papers.THRESHOLDS,
-            "--upgrade",
-            "off",
-            "--slots",
-            "global",
-        ]
-        for budget in run["budgets"]:
-            weights = ["--policy-weights", subject.fitted(budget, "global")]
-            rows = papers.replay(
-                subject.evaluation, *mixed, *weights, policies="lru,lfu,hobbit,learned", budgets=[budget]
-            )
-            exact = papers.replay(
-                subject.evaluation, "--slots", "global", policies="lru,lfu,edgemoe,learned", budgets=[budget]
-            )
-            for kind, of in [("penalty", rows), ("hits", exact)]:
-                for (_, _, policy), row in of.items():
-                    value = row["penalty"] if kind == "penalty" else papers.hit_rate(row)
-                    found.append({"model": model, "place": budget, "arm": policy, kind: value, "outcome": "ok"})
-        shares = {f"top-1, {distance} ahead": (subject.best_scores(distance) or [None])[0] for distance in (1, 2, 3)}
-        recalls = {
-            "gate": subject.found("stacked-gate", 1),
-            "percentile": subject.found("cross-layer", 1),
-            "path-table": subject.found("path-table", 1),
-        }
-        shares |= {name: recall[0] for name, recall in recalls.items() if recall}
-        shares["top-score"] = papers.active_of_top(subject)
-        found += [
-            {"model": model, "place": "", "arm": name, "share": share, "outcome": "ok"}
-            for name, share in shares.items()
-            if share
-        ]
-    return found
+from own_ground_run import ARMS, CLAIMS, HERE, ROOT, RUNS, listed, records_of, said
 
 
 def run(names: list[str], records: Path) -> None:
     for name in names:
         print(f"== {name}", file=sys.stderr)
-        made = {"disk": records_on_disk, "loss": records_of_loss, "routes": records_of_routes}.get(
-            RUNS[name]["ground"], records_of_devices
-        )(RUNS[name])
         kept = [one for one in read(records) if one["run"] != name]
-        lines = [json.dumps(one) for one in kept + [{"run": name} | one for one in made]]
+        lines = [json.dumps(one) for one in kept + records_of(name)]
         records.parent.mkdir(parents=True, exist_ok=True)
         records.write_text("".join(f"{line}\n" for line in lines))
 
@@ -364,15 +36,8 @@ def read(*files: Path) -> list[dict]:
     return [json.loads(line) for file in files if file.exists() for line in file.read_text().splitlines()]
 
 
-# Metrics by name: each reads its figure from a record.
-METRICS = {
-    "decode": lambda one: one["decode_ts"],
-    "prompt": lambda one: one["prompt_ts"],
-    "request": lambda one: 1 / (one["prompt"] / one["prompt_ts"] + one["decode"] / one["decode_ts"]),
-    "penalty": lambda one: one["penalty"],
-    "share": lambda one: one["share"],
-    "loss": lambda one: one["loss"],
-}
+# Metrics by name, and their keys in records.
+METRICS = {"decode": "decode_ts", "prompt": "prompt_ts", "penalty": "penalty", "share": "share", "loss": "loss"}
 
 
 def values(records: list[dict], run: str, arm: str, metric: str) -> dict[tuple, float]:
@@ -382,11 +47,12 @@ def values(records: list[dict], run: str, arm: str, metric: str) -> dict[tuple, 
     arm, _, model = arm.partition("@")
     found: dict[tuple, list] = {}
     for one in records:
-        if (one["run"], one["arm"]) == (other or run, arm) and model in ("", one["model"]) and one["outcome"] == "ok":
+        is_wanted = (one["run"], one["arm"]) == (other or run, arm) and model in ("", one["model"])
+        if is_wanted and one["outcome"] == "ok" and METRICS[metric] in one:
             kind = "" if model else re.sub(r"[-:](f16|f32|q\d\w*)$", "", one["model"])
             place = one["place"] if len(listed(RUNS[run].get("cache", RUNS[run].get("budgets", "")))) > 1 else ""
             key = (kind, place, one.get("text"), one.get("prompt"), one.get("decode"))
-            found.setdefault(key, []).append(METRICS[metric](one))
+            found.setdefault(key, []).append(one[METRICS[metric]])
     return {key: statistics.median(own) for key, own in found.items()}
 
 
@@ -451,7 +117,7 @@ def rows_of(records: list[dict]) -> list[Row]:
         of = lambda arm: found_of(records, claim, arm, to)
         baseline = of(to[0]) if claim["metric"] == "loss" and to else None
         ours = claim.get("hobbit", ["default", "best"])
-        found.append(Row(claim, baseline, of(claim["of"]), *(of(arm + model) for arm in ours)))
+        found.append(Row(claim, baseline, of(claim["of"]), *(of(arm if "@" in arm else arm + model) for arm in ours)))
     return found
 
 
@@ -487,58 +153,51 @@ def claims_table(rows: list[Row], only_headlines: bool) -> str:
     return table(heading, lines)
 
 
+def median(records: list[dict], key: str) -> float | None:
+    found = [one[key] for one in records if one.get(key) is not None]
+    return statistics.median(found) if found else None
+
+
 def run_table(name: str, records: list[dict]) -> str:
-    """Every arm of a run, model by model."""
+    """Every arm of a run, model by model; of routes, everything that was found."""
+    own, ground = [one for one in records if one["run"] == name], RUNS[name]["ground"]
+    if ground == "routes":
+        kinds = {"penalty": "{:,.0f}", "hits": "{:.1%}", "share": "{:.1%}"}
+        lines = [
+            [kind, one["place"], one["arm"], form.format(one[kind])]
+            for kind, form in kinds.items()
+            for one in own
+            if kind in one
+        ]
+        return table(["", "experts in memory", "policy or prediction", ""], lines)
     lines = []
-    own = [one for one in records if one["run"] == name]
-    groups = dict.fromkeys((one["model"], one.get("text"), one["place"]) for one in own)
-    for model, text, place in groups:
+    for model, text, place in dict.fromkeys((one["model"], one.get("text"), one["place"]) for one in own):
         there = [one for one in own if (one["model"], one.get("text"), one["place"]) == (model, text, place)]
         where = ", ".join(filter(None, (model, text, place)))
         first = None
         for arm in RUNS[name]["arms"]:
             here = [one for one in there if one["arm"] == arm]
             ok = [one for one in here if one["outcome"] == "ok"]
+            cells = [where, ARMS[arm]["name"]]
+            where = ""
             if not ok:
-                lines.append([where, ARMS[arm]["name"], here[0]["outcome"] if here else "not run"] + [""] * 3)
+                lines.append(cells + [here[0]["outcome"] if here else "not run"] + [""] * 3)
                 continue
-            median = lambda key, some=ok: statistics.median(one[key] for one in some)
-            if RUNS[name]["ground"] == "loss":
-                lines.append(
-                    [
-                        where,
-                        ARMS[arm]["name"],
-                        f"{100 * median('loss'):+.2f} %",
-                        f"{1e3 * median('kl'):.1f}",
-                        f"{median('bytes') / 1024:.0f}",
-                        "",
-                    ]
-                )
+            moved = median(ok, "bytes")
+            if ground == "loss":
+                loss, kl = 100 * median(ok, "loss"), 1e3 * median(ok, "kl")
+                lines.append(cells + [f"{loss:+.2f} %", f"{kl:.1f}", f"{moved / 1024:.0f}"])
                 continue
-            speed = median("decode_ts")
+            speed = median(ok, "decode_ts")
             first = first or speed
-            prompts = dict.fromkeys(one["prompt"] for one in ok)
-            shown = ", ".join(
-                f"{statistics.median(one['prompt_ts'] for one in ok if one['prompt'] == n):.3g}" for n in prompts
-            )
-            lines.append(
-                [
-                    where,
-                    ARMS[arm]["name"],
-                    shown,
-                    f"{speed:.3g}",
-                    f"{speed / first:.2f}x",
-                    f"{median('bytes') / 1e6:.1f}",
-                ]
-            )
+            by_length = [[one for one in ok if one["prompt"] == n] for n in dict.fromkeys(one["prompt"] for one in ok)]
+            prompts = ", ".join(f"{median(some, 'prompt_ts'):.3g}" for some in by_length)
+            shown = f"{moved / 1e6:.1f}" if moved is not None else ""
+            lines.append(cells + [prompts, f"{speed:.3g}", f"{speed / first:.2f}x", shown])
+    if ground == "loss":
+        return table(["", "arm", "perplexity", "KL, millinats", "KiB a token"], lines)
     lengths = ", ".join(dict.fromkeys(str(prompt) for prompt, _ in RUNS[name].get("tests", [])))
-    heading = ["", "arm", f"prompt of {lengths}, t/s", "decode, t/s", "to the first row", "MB a token"]
-    if RUNS[name]["ground"] == "loss":
-        heading = ["", "arm", "perplexity", "KL, millinats", "KiB a token", ""]
-    before = None
-    for line in lines:
-        before, line[0] = line[0], "" if line[0] == before else line[0]
-    return table(heading, lines)
+    return table(["", "arm", f"prompt of {lengths}, t/s", "decode, t/s", "to the first row", "MB a token"], lines)
 
 
 def arms_table() -> str:

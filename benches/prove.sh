@@ -300,12 +300,13 @@ efficiency() {
 
 # The models that own_ground.toml names; records and tables are own_ground.py's.
 own-ground() {
+    local type file
     shapes
-    trained
-    # An expert of a Switch Transformer: as many weights in three matrices, one of 16 for a token.
-    local switch=(--preset qwen3moe-bench --layers 12 --experts 16 --topk 1 --embd 768 --ff 2048 --heads 12)
-    model switch-f32 "${switch[@]}" --type f32
-    model switch-q4 "${switch[@]}" --type q4_k
+    # The trained model of 14 layers with larger experts.
+    for type in f32 q8_0 q4_0; do
+        file=$models/deep-${type%_0}.gguf
+        [[ -s $file ]] || gguf-tools/demo-model/widen.py models/deep.gguf 1024 "$file" --type $type
+    done
     MODELS=$models "$here/own_ground.py" run
     "$here/own_ground.py" report
 }

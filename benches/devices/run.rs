@@ -148,7 +148,11 @@ pub fn run(args: &Args, shape: &Shape, percent: u32, path: &Path, arm: &Arm, exa
     let mut words: Vec<String> = flags.unwrap_or_default().split("--").skip(1).map(flag).collect();
     let (device_cache, expert_cache) = if options.unified { (100, percent) } else { (percent, args.host_percent) };
     words.extend([format!("--device={}", device.name()), "--device-headroom=0%".to_owned()]);
-    words.extend([format!("--device-cache={device_cache}%"), format!("--expert-cache={expert_cache}%")]);
+    // An arm may have less than the machine.
+    if !flags.is_some_and(|flags| flags.contains("--device-cache")) {
+        words.push(format!("--device-cache={device_cache}%"));
+    }
+    words.push(format!("--expert-cache={expert_cache}%"));
     let file = |files: &[(String, PathBuf)], flag: &str| {
         let (_, file) = files.iter().find(|(name, _)| name == shape.name)?;
         Some(format!("--{flag}={}", file.display()))

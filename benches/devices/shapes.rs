@@ -233,5 +233,14 @@ pub fn shapes() -> Vec<Shape> {
             bundled: Some("fine.gguf"),
             text: "fine-heldout-dialogue.txt",
         },
+        Shape {
+            name: "deep",
+            title: "The bundled model of 14 layers, scaled to Qwen3-30B-A3B",
+            spec: Spec { layers: 14, experts: 32, topk: 4, ..Spec::tiny("deepseek") },
+            full: [48, 2048, 768],
+            percent: Some(25),
+            bundled: Some("deep.gguf"),
+            text: "fine-heldout-dialogue.txt",
+        },
     ]
 }

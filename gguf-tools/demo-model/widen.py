@@ -13,6 +13,8 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("model")
 parser.add_argument("ff", type=int, help="units of an expert's hidden layer, a multiple of its type's block")
 parser.add_argument("output")
+parser.add_argument("--type", type=str.upper, choices=["F32", "F16", "Q8_0", "Q4_0"],
+                    help="type of the experts [default: the model's]")
 args = parser.parse_args()
 if os.path.exists(args.output):
     parser.error(f"{args.output} exists")
@@ -59,6 +61,13 @@ for field in model.fields.values():
         value = args.ff if field.name == f"{arch}.{width}" else field.contents()
         writer.add_key_value(field.name, value, kind, sub_type=sub)
 for tensor in model.tensors:
+    if tensor.name.endswith("exps.weight") and args.type:
+        tensor = tensor._replace(
+            tensor_type=gguf.GGMLQuantizationType[args.type],
+            data=gguf.quants.quantize(
+                gguf.quants.dequantize(tensor.data, tensor.tensor_type), gguf.GGMLQuantizationType[args.type]
+            ),
+        )
     writer.add_tensor(tensor.name, widened(tensor), raw_dtype=tensor.tensor_type)
 writer.write_header_to_file()
 writer.write_kv_data_to_file()

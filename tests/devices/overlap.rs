@@ -254,14 +254,16 @@ fn large_batches_are_never_slower_than_by_op_offload() {
 /// Over a slow link the CPU computes a part of a short prompt's misses, and not of a long one's.
 #[test]
 fn short_prompts_are_computed_where_it_is_sooner() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = write(dir.path(), &spec(16, 4, 2));
-    let run = |cpu_helper: CpuHelper, n_tokens: usize| {
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let of = |at: usize, n_expert| write(dirs[at].path(), &spec(n_expert, 4, 2));
+    // Each expert of the second one has 128 of 512 tokens.
+    let (many, few) = (of(0, 16), of(1, 8));
+    let run = |path: &Path, cpu_helper: CpuHelper, n_tokens: usize| {
         let (link_bandwidth, host_bandwidth) = (COMPUTE / 8.0, COMPUTE);
         let device = register(Options { link_bandwidth, host_bandwidth, ..Options::default() });
         let options =
             ModelOptions { device: DeviceOptions { cache: WAVES, cpu_helper, ..on(&[&device]) }, ..options(ALL) };
-        let mut session = Model::open(&path, &options).unwrap().session(&session_options()).unwrap();
+        let mut session = Model::open(path, &options).unwrap().session(&session_options()).unwrap();
         let prompt = batch(0, &text(n_tokens));
         // The first ones fill the host's cache and measure both sides.
         for _ in 0..3 {
@@ -272,7 +274,7 @@ fn short_prompts_are_computed_where_it_is_sooner() {
         let report = measure(&device, || session.evaluate(&prompt).unwrap());
         (report.host_time, (session.stats().devices[0] - before).helper_experts)
     };
-    let ((copied, none), (divided, computed)) = (run(CpuHelper::Off, 48), run(CpuHelper::Auto, 48));
+    let ((copied, none), (divided, computed)) = (run(&many, CpuHelper::Off, 48), run(&many, CpuHelper::Auto, 48));
     assert!(none == 0 && computed > 0 && divided < 0.5 * copied, "{computed} experts: {divided} s, copied {copied} s");
-    assert_eq!(run(CpuHelper::Auto, 256).1, 0, "a long prompt's are copied");
+    assert_eq!(run(&few, CpuHelper::Auto, 512).1, 0, "a long prompt's are copied");
 }

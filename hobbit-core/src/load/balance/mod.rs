@@ -42,7 +42,15 @@ use crate::trial::FadingMean;
 
 /// Most tokens of an expert, in the mean of a layer, with which the CPU may compute some: with more, a copy serves so
 /// many that the CPU would take longer to multiply.
-pub const HELPED_ROWS_MAX: usize = 32;
+const HELPED_ROWS_MAX: usize = 64;
+/// Weights that a prompt misses in a layer, at least, by the bytes of the layer's input, which the helper reads back.
+const HELPED_BYTES_MIN: u64 = 16;
+
+/// Whether the CPU may compute misses of a prompt's layer. `n_rows`: of all `n_expert` experts together. `missing` and
+/// `input`: bytes.
+pub fn helps_prompt(n_rows: usize, n_expert: usize, missing: u64, input: u64) -> bool {
+    n_rows <= HELPED_ROWS_MAX * n_expert && missing >= HELPED_BYTES_MIN * input
+}
 
 /// A selected expert without a copy in device memory.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -108,7 +108,8 @@ impl ExpertBackend {
     pub(super) unsafe fn chain(&mut self, work: &mut Work, chain: &Chain) -> Result<(), Failed> {
         let mut memory = std::mem::take(&mut self.gathered);
         if memory.len() < chain.n_floats {
-            memory.resize(chain.n_floats, 0.0);
+            // Fresh: what is not used of it takes no memory.
+            memory = vec![0.0; chain.n_floats];
         }
         let scratch = Scratch { base: memory.as_mut_ptr(), n_floats: chain.n_floats };
         // SAFETY: by the caller; the memory is only used through `scratch` until the result is there.
@@ -211,7 +212,8 @@ impl ExpertBackend {
         self.inner.discard();
         let mut memory = std::mem::take(&mut self.gathered);
         if memory.len() < chain.n_floats {
-            memory.resize(chain.n_floats, 0.0);
+            // Fresh: what is not used of it takes no memory.
+            memory = vec![0.0; chain.n_floats];
         }
         let scratch = Scratch { base: memory.as_mut_ptr(), n_floats: chain.n_floats };
         // SAFETY: by the caller; the memory is only used through `scratch` until the rows are there.

@@ -32,8 +32,8 @@ use crate::engine::seam::calling::phase;
 use crate::engine::seam::experts::{ExpertTag, Experts, RouterValues};
 use crate::engine::seam::layer_router::{self, Abort, Failed, LayerRouter, rows_of, shown_input, weights_tensor};
 use crate::engine::seam::registration::Computes;
-use hobbit_core::expert::{Precision, SliceId, SliceKind, Version};
-use hobbit_core::load::balance::Miss;
+use hobbit_core::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
+use hobbit_core::load::balance::{Miss, helps_prompt};
 use hobbit_core::residency::{Compute, DeviceResidency, LayerStep, Selection, Split, Used, run_layer};
 use hobbit_core::route::{Pair, Phase};
 
@@ -510,10 +510,17 @@ unsafe fn wanted_values(
             }
         }
     };
-    // SAFETY: live.
-    let may_help = tier.has_helper(unsafe { (*ids).ne[1] } as usize);
     // SAFETY: a product's sources are live.
-    let of_experts = may_help.then(|| unsafe { (*first).src[1] });
+    let (input, n_rows) = unsafe { ((*first).src[1], ((*ids).ne[0] * (*ids).ne[1]) as usize) };
+    let helps = || {
+        let n_slots = tier.slots.cache.pools().capacity_of_layer(layer, Precision::High) as usize;
+        let expert = host.layout().bytes(Version::high(ExpertId { layer, index: 0 })).unwrap_or(0);
+        let missing = n_expert.saturating_sub(n_slots) as u64 * expert;
+        // SAFETY: live.
+        helps_prompt(n_rows, n_expert, missing, unsafe { llama::ggml_nbytes(input) } as u64)
+    };
+    let may_help = tier.has_helper() && (phase.is_decode() || helps());
+    let of_experts = may_help.then_some(input);
     // Usually they are one.
     // SAFETY: live tensors.
     let is_one = of_experts.zip(of_router).is_some_and(|(a, b)| unsafe { (*a).data == (*b).data });

@@ -6,7 +6,7 @@ use std::time::Instant;
 use ggml_sys::llama::{self, ggml_backend_dev_t};
 
 use super::{CpuHelper, Tier};
-use hobbit_core::load::balance::{HELPED_TOKENS_MAX, RunningMean};
+use hobbit_core::load::balance::RunningMean;
 use hobbit_core::route::Phase;
 
 /// The link is measured in one of this many regions with uploads, beside a CPU helper.
@@ -145,9 +145,9 @@ impl Speed {
 }
 
 impl Tier {
-    /// Whether the CPU may compute misses of a layer of so many tokens.
-    pub(crate) fn has_helper(&self, n_tokens: usize) -> bool {
-        n_tokens <= HELPED_TOKENS_MAX && self.helper.balancer.is_some() && self.is_divided()
+    /// Whether the CPU may compute misses.
+    pub(crate) fn has_helper(&self) -> bool {
+        self.helper.balancer.is_some() && self.is_divided()
     }
 
     /// The uploads of a region have been submitted. Some regions' uploads are waited for and timed; then returns when

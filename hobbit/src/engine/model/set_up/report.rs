@@ -47,7 +47,7 @@ pub(super) fn precision(
         renormalise: options.renormalise,
         deterministic: options.deterministic,
         upgrade: options.upgrade,
-        cpu_helper: tiers.iter().any(|tier| tier.has_helper(1)),
+        cpu_helper: tiers.iter().any(Tier::has_helper),
         divided: tiers.iter().any(|tier| tier.is_divided() || tier.serves.batches),
         kernels: shared.options.kernels_taken(),
         routing: routing.words().filter(|_| !plan.is_fully_resident() || tiers.iter().any(Tier::has_misses)),

@@ -407,6 +407,9 @@ fn locate(product: &Product, host: &Host, tier: &Tier) -> Option<Weights> {
 
 // The CPU's part.
 
+/// Rows that the CPU computes in one graph: their results take memory.
+const HELPED_AT_ONCE: usize = 256;
+
 /// Work of the CPU in a region.
 pub(super) struct Help {
     chain: HostChain,
@@ -496,7 +499,13 @@ impl DeviceLayer<'_, '_> {
     unsafe fn help_once(&mut self, host: &Host, selection: &Selection, step: &LayerStep) -> Result<bool, Failed> {
         let Some(help) = self.help.as_mut().filter(|help| !help.experts.is_empty()) else { return Ok(false) };
         let started = self.tier.speed.clock.seconds();
-        let n = if self.uploads.is_empty() { help.experts.len() } else { 1 };
+        let mut n_rows = 0;
+        let fits = |used: &&Used| {
+            n_rows += selection.routing.pairs_of(used.index).len();
+            n_rows <= HELPED_AT_ONCE
+        };
+        let n = help.experts.iter().take_while(fits).count().max(1);
+        let n = if self.uploads.is_empty() { n } else { 1 };
         let experts: Vec<Used> = help.experts.drain(..n).collect();
         let n_threads = self.tier.helper.n_threads.map_or(self.offload.n_threads, c_int::from);
         let Some(helper) = self.offload.helper.as_mut() else { return Err(GGML_STATUS_FAILED) };
