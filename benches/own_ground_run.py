@@ -187,7 +187,9 @@ def on_disk(run: dict) -> list[dict]:
                         "decode": decode,
                     }
                     one |= {"prompt_ts": own["hobbit_prompt_ts"], "decode_ts": own["hobbit_decode_ts"]}
-                    found.append(one | {"bytes": own["hobbit_decode_bytes"], "outcome": own["hobbit_outcome"]})
+                    read = own["hobbit_decode_bytes"]
+                    per_token = None if read is None else read / decode
+                    found.append(one | {"bytes": per_token, "outcome": own["hobbit_outcome"]})
     return found
 
 

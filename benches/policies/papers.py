@@ -20,7 +20,7 @@ SECONDS_PER_BYTE = 0.63e-3 / 3.06e6
 LAYER_MS = 0.17
 LINK = ["--link", "1.8GiB", "--latency-us", "100"]
 THRESHOLDS = ["--t1", "0.6", "--t2", "0.9"]
-LOW_SHARE = "20%"
+LOW_SHARE = "10%"
 # A layer of HOBBIT begins when its loads have ended (3.1).
 WAITS = ["--overlap", "off"]
 NOT = "–"

@@ -491,7 +491,7 @@ fn presets_set_flags_that_are_not_given() {
         (
             "hobbit",
             "--policy hobbit --expert-slots even --predictor stacked-gate --prefetch-distance 2 --prefetch all \
-             --no-overlap --cpu-helper off --low auto --low-share 20% --t1 0.6 --t2 0.9 --prefill-low 0% --no-upgrade"
+             --no-overlap --cpu-helper off --low auto --low-share 10% --t1 0.6 --t2 0.9 --prefill-low 0% --no-upgrade"
                 .to_owned(),
         ),
         (

@@ -106,7 +106,7 @@ impl Preset {
                 policy: PolicyKind::Hobbit,
                 distance: 2,
                 overlap: false,
-                low: Some(LowRules { t1, t2, low_share: 0.2, prefill_low: 0.0 }),
+                low: Some(LowRules { t1, t2, low_share: 0.1, prefill_low: 0.0 }),
                 ..base
             },
             // III-B: widths are chosen before the run. III-C1: 1 to 3 experts of the next layer are preloaded by the
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(low(Preset::Hobbit), Some((0.6, 0.9, 0.0)), "the scorer alone, for Mixtral");
         assert_eq!(low(Preset::EdgeMoe), None, "no choice of widths at run time");
         assert_eq!(low(Preset::Fate), Some((1.0, 1.0, 0.25)), "decode is all high");
-        assert_eq!([Preset::Hobbit, Preset::Fate].map(|preset| of(preset).low.unwrap().low_share), [0.2, 0.0]);
+        assert_eq!([Preset::Hobbit, Preset::Fate].map(|preset| of(preset).low.unwrap().low_share), [0.1, 0.0]);
         assert!((1..=3).contains(&of(Preset::Hobbit).distance));
         for (preset, policy, predictor, prefetch) in [
             (Preset::Hobbit, "hobbit", "stacked-gate", Prefetch::All),
