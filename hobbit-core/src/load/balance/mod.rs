@@ -46,10 +46,14 @@ const HELPED_ROWS_MAX: usize = 64;
 /// Weights that a prompt misses in a layer, at least, by the bytes of the layer's input, which the helper reads back.
 const HELPED_BYTES_MIN: u64 = 16;
 
-/// Whether the CPU may compute misses of a prompt's layer. `n_rows`: of all `n_expert` experts together. `missing` and
-/// `input`: bytes.
-pub fn helps_prompt(n_rows: usize, n_expert: usize, missing: u64, input: u64) -> bool {
-    n_rows <= HELPED_ROWS_MAX * n_expert && missing >= HELPED_BYTES_MIN * input
+/// Most bytes of a prompt's results in a layer: the helper's part of them waits in host memory.
+const HELPED_RESULT_MAX: u64 = 32 << 20;
+
+/// Whether the CPU may compute misses of a prompt's layer. `n_rows`: of all `n_expert` experts together. `missing`,
+/// `input` and `result`: bytes.
+pub fn helps_prompt(n_rows: usize, n_expert: usize, missing: u64, [input, result]: [u64; 2]) -> bool {
+    let is_small = n_rows <= HELPED_ROWS_MAX * n_expert && result <= HELPED_RESULT_MAX;
+    is_small && missing >= HELPED_BYTES_MIN * input
 }
 
 /// A selected expert without a copy in device memory.

@@ -26,6 +26,15 @@ fn costs(link: f64, cpu: f64) -> Costs {
 }
 
 #[test]
+fn prompts_are_helped_while_an_expert_has_few_tokens_and_memory_is_bounded() {
+    let helps = |n_rows, missing, input, result| helps_prompt(n_rows, 8, missing, [input, result]);
+    assert!(helps(512, 16 * MIB, MIB, 32 * MIB));
+    assert!(!helps(513, 16 * MIB, MIB, 32 * MIB), "an expert has more than 64 tokens");
+    assert!(!helps(512, 16 * MIB - 1, MIB, 32 * MIB), "too little is missing");
+    assert!(!helps(512, 16 * MIB, MIB, 32 * MIB + 1), "the results take too much memory");
+}
+
+#[test]
 fn important_experts_are_copied_and_the_rest_is_computed_where_it_is_done_sooner() {
     use HelperMode::{Auto, Off, On};
     const HOST: (u64, bool) = (MIB, true);

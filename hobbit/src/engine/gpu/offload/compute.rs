@@ -516,8 +516,10 @@ unsafe fn wanted_values(
         let n_slots = tier.slots.cache.pools().capacity_of_layer(layer, Precision::High) as usize;
         let expert = host.layout().bytes(Version::high(ExpertId { layer, index: 0 })).unwrap_or(0);
         let missing = n_expert.saturating_sub(n_slots) as u64 * expert;
+        let last = region.nodes()[region.nodes().len() - 1];
         // SAFETY: live.
-        helps_prompt(n_rows, n_expert, missing, unsafe { llama::ggml_nbytes(input) } as u64)
+        let bytes = [input, last].map(|tensor| unsafe { llama::ggml_nbytes(tensor) } as u64);
+        helps_prompt(n_rows, n_expert, missing, bytes)
     };
     let may_help = tier.has_helper() && (phase.is_decode() || helps());
     let of_experts = may_help.then_some(input);
