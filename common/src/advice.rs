@@ -17,7 +17,7 @@ use hobbit_core::options::Idle;
 use hobbit_core::pack::imatrix::ImatrixError;
 use hobbit_core::pack::{PackError, PartialError, UnpackError, WriteError};
 use hobbit_core::perplexity::base::BaseError;
-use hobbit_core::plan::{BelowTokenCycle, BudgetSource, PlanError};
+use hobbit_core::plan::{BelowTokenCycle, BudgetSource, Holds, PlanError};
 use hobbit_core::predict::PathTableError;
 #[cfg(feature = "engine")]
 use hobbit_core::profile::VirtualPlanError;
@@ -205,7 +205,7 @@ fn plan(error: &PlanError) -> Option<String> {
         PlanError::TooSmall { budget: budget @ ..KIB, origin: BudgetSource::Given, .. } => {
             format!("a number alone counts bytes: give --mem-budget {budget}GiB for gibibytes")
         }
-        PlanError::TooSmall { minimum, available, is_dense: true, .. } => {
+        PlanError::TooSmall { minimum, available, holds: Holds::Dense, .. } => {
             let budget = match unavailable(minimum, available) {
                 Some(available) => format!("{} are available here: ", ShortBytes(available)),
                 None => format!("give --mem-budget {}, or ", mib_up(minimum + MIB)),
@@ -394,7 +394,7 @@ mod tests {
         origin: BudgetSource::Given,
         minimum: 911 * MIB - 1,
         available: None,
-        is_dense: false,
+        holds: Holds::NoExpert,
     };
 
     fn advised(error: PlanError) -> String {
@@ -404,11 +404,12 @@ mod tests {
     #[test]
     fn budgets_are_advised_rounded_up() {
         assert_eq!(advised(SMALL), "give --mem-budget 912MiB, or make the context smaller (-c)");
-        let PlanError::TooSmall { origin, minimum, available, is_dense, .. } = SMALL else { unreachable!() };
-        let bytes = advised(PlanError::TooSmall { budget: 8, origin, minimum, available, is_dense });
+        let PlanError::TooSmall { origin, minimum, available, holds, .. } = SMALL else { unreachable!() };
+        let bytes = advised(PlanError::TooSmall { budget: 8, origin, minimum, available, holds });
         assert_eq!(bytes, "a number alone counts bytes: give --mem-budget 8GiB for gibibytes");
-        let dense =
-            |available| advised(PlanError::TooSmall { budget: 300 * MIB, origin, minimum, available, is_dense: true });
+        let dense = |available| {
+            advised(PlanError::TooSmall { budget: 300 * MIB, origin, minimum, available, holds: Holds::Dense })
+        };
         let quant = "take a smaller quant, because only experts can stay on disk, or a smaller context (-c)";
         assert_eq!(dense(None), format!("give --mem-budget 912MiB, or {quant}"));
         assert_eq!(dense(Some(300 * MIB)), format!("300 MiB are available here: {quant}"));
@@ -434,8 +435,8 @@ mod tests {
 
     #[test]
     fn memory_that_is_not_there_is_not_advised() {
-        let PlanError::TooSmall { budget, origin, minimum, is_dense, .. } = SMALL else { unreachable!() };
-        let small = advised(PlanError::TooSmall { budget, origin, minimum, available: Some(300 * MIB), is_dense });
+        let PlanError::TooSmall { budget, origin, minimum, holds, .. } = SMALL else { unreachable!() };
+        let small = advised(PlanError::TooSmall { budget, origin, minimum, available: Some(300 * MIB), holds });
         assert!(small.starts_with("300 MiB are available here: make the context smaller (-c)"), "{small}");
         assert!(!small.contains("--mem-budget"), "{small}");
         let above = |available| PlanError::AboveLimit { budget, takes: budget, available, origin };

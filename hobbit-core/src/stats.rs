@@ -18,6 +18,8 @@ mod kernels;
 mod precision;
 mod reports;
 
+use std::path::Path;
+
 use serde::Serialize;
 
 use crate::plan::{WidthReport, kib_field};
@@ -208,7 +210,7 @@ pub struct Timings {
 
 /// Largest resident set of this process so far, in bytes; 0 if the system does not report it.
 pub fn peak_rss_bytes() -> u64 {
-    own_status("VmHWM:")
+    own("status", "VmHWM:")
 }
 
 /// Experts read before the first token: those of an earlier run
@@ -224,13 +226,18 @@ pub struct WarmStart {
     pub bytes: u64,
 }
 
-/// Resident set of this process now, in bytes; 0 if the system does not report it.
+/// Resident set of this process now, in bytes; 0 if the system does not report it. The kernel counts it, because on many
+/// CPUs the sum in `status` lags by MiBs.
 pub fn rss_bytes() -> u64 {
-    own_status("VmRSS:")
+    match own("smaps_rollup", "Rss:") {
+        0 => own("status", "VmRSS:"),
+        counted => counted,
+    }
 }
 
-fn own_status(key: &str) -> u64 {
-    std::fs::read_to_string("/proc/self/status").ok().and_then(|text| kib_field(&text, key)).unwrap_or(0)
+fn own(file: &str, key: &str) -> u64 {
+    let text = std::fs::read_to_string(Path::new("/proc/self").join(file)).ok();
+    text.and_then(|text| kib_field(&text, key)).unwrap_or(0)
 }
 
 fn ratio(part: f64, whole: f64) -> Option<f64> {

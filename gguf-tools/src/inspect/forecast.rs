@@ -14,7 +14,7 @@ use hobbit_core::forecast::{
 };
 use hobbit_core::gguf::{GgmlType, Gguf};
 use hobbit_core::pack::Pack;
-use hobbit_core::plan::PlanError;
+use hobbit_core::plan::{Holds, PlanError};
 use hobbit_core::units::{GIB, MIB};
 use hobbit_synth::{self as synth, Format, Spec, presets};
 use serde::Serialize;
@@ -195,7 +195,7 @@ fn report(args: &Args, gguf: &Gguf, shape: Shape, machine: Machine) -> anyhow::R
 /// Why a model does not run there, with the remedy in flags of this tool.
 fn refusal(error: &PlanError) -> String {
     match error {
-        PlanError::TooSmall { minimum, is_dense: false, .. } => {
+        PlanError::TooSmall { minimum, holds: Holds::NoExpert | Holds::AllExperts, .. } => {
             format!("{error}; give --ram {}MiB, or a smaller --ctx", minimum.div_ceil(MIB) + 1)
         }
         _ => error.to_string(),

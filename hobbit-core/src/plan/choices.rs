@@ -50,7 +50,8 @@ impl Needs {
         self.least().saturating_add(self.repacked)
     }
 
-    fn least(&self) -> u64 {
+    /// Needs with no weights rearranged, and the page tables of what is mapped.
+    pub fn least(&self) -> u64 {
         let page_tables = self.mapped / 512;
         [self.mapped, page_tables, self.kv, self.compute, self.runtime].into_iter().fold(0, u64::saturating_add)
     }

@@ -56,7 +56,7 @@ impl DevicePlan {
     /// that was asked for.
     pub fn new(input: &DevicePlanInput) -> Result<Self, PlanError> {
         let experts = Experts::new(&input.pools, input.n_expert_used, input.staging, input.low_share);
-        let headroom = headroom(input);
+        let headroom = device_headroom(input.headroom_percent, input.free, input.total);
         let taken = headroom.saturating_add(input.scratch);
         let is_elsewhere = matches!(input.wanted, ExpertCache::Bytes(0) | ExpertCache::Percent(0.0));
         if is_elsewhere || experts.bytes() == 0 {
@@ -97,10 +97,9 @@ impl DevicePlan {
     }
 }
 
-/// Head-room, rounded up; a share of the free memory if the device does not report its total.
-pub(super) fn headroom(input: &DevicePlanInput) -> u64 {
-    let percent = input.headroom_percent.clamp(0.0, 100.0);
-    (input.total.max(input.free) as f64 * percent / 100.0).ceil() as u64
+/// Bytes of `percent` head-room, rounded up; a share of the free memory if the device does not report its total.
+pub fn device_headroom(percent: f64, free: u64, total: u64) -> u64 {
+    (total.max(free) as f64 * percent.clamp(0.0, 100.0) / 100.0).ceil() as u64
 }
 
 /// Expert memory of each device when all of them together may take `wanted`. A size is divided in proportion to the

@@ -37,7 +37,7 @@ mod versions;
 mod width;
 
 pub use choices::{CONTEXT_TOKENS_MIN, Needs, RepackInput, Room, RunMode, context_tokens};
-pub use device::{DevicePlan, DevicePlanInput, divide_wanted};
+pub use device::{DevicePlan, DevicePlanInput, device_headroom, divide_wanted};
 pub use layers::layer_devices;
 pub(crate) use limits::kib_field;
 pub use limits::{BudgetSource, CgroupMemory, MemoryLimits};
@@ -167,12 +167,24 @@ pub struct BelowTokenCycle {
     pub expert_cache: Option<u64>,
 }
 
+/// What the smallest budget of a model holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    /// No expert: each is read when it is used.
+    NoExpert,
+    /// All experts of a small model: llama.cpp runs it by itself, and needs no margin.
+    AllExperts,
+    /// The model has no experts.
+    Dense,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     #[error(
         "a memory budget of {} ({}) is too small: this model {}needs at least {}{}",
-        ShortBytes(*budget), origin, if *is_dense { "has no experts that could stay in its file, and " } else { "" },
-        ShortBytes(whole_mib_up(*minimum)), if *is_dense { "" } else { ", with no expert cached" }
+        ShortBytes(*budget), origin,
+        if *holds == Holds::Dense { "has no experts that could stay in its file, and " } else { "" },
+        ShortBytes(whole_mib_up(*minimum)), if *holds == Holds::NoExpert { ", with no expert cached" } else { "" }
     )]
     TooSmall {
         budget: u64,
@@ -181,7 +193,7 @@ pub enum PlanError {
         minimum: u64,
         /// Bytes that the system leaves, if known and limiting.
         available: Option<u64>,
-        is_dense: bool,
+        holds: Holds,
     },
     #[error(
         "a memory budget of {} cannot be had here: this model would take {} of it, and {} are available ({})",
@@ -299,7 +311,8 @@ impl MemoryPlan {
         let division = experts.fit(budget, taken, input.expert_cache).map_err(|no_fit| match no_fit {
             NoFit::Room => {
                 let minimum = budget_for(experts.minimum());
-                PlanError::TooSmall { budget, origin: source, minimum, available, is_dense: input.pools.is_empty() }
+                let holds = if input.pools.is_empty() { Holds::Dense } else { Holds::NoExpert };
+                PlanError::TooSmall { budget, origin: source, minimum, available, holds }
             }
             NoFit::Cache { asked, fits } => {
                 let minimum = budget_for(experts.room_for(asked));

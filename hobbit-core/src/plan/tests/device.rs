@@ -4,7 +4,9 @@ use proptest::prelude::*;
 
 use super::{any_cache, any_low_share, pool, pool_spec};
 use crate::expert::Precision::High;
-use crate::plan::{DevicePlan, DevicePlanInput, ExpertCache, LowShare, PlanError, StagingWish, device, divide_wanted};
+use crate::plan::{
+    DevicePlan, DevicePlanInput, ExpertCache, LowShare, PlanError, StagingWish, device_headroom, divide_wanted,
+};
 use crate::units::MIB;
 
 /// A device of 10000 MiB with 16 layers of 32 experts of 4 MiB on it: 2 GiB of experts.
@@ -164,7 +166,7 @@ fn check(input: &DevicePlanInput, more: u64) {
             let at = |free, headroom_percent| {
                 DevicePlan::new(&DevicePlanInput { free, headroom_percent, ..auto.clone() }).is_ok()
             };
-            let bare = minimum - device::headroom(input); // without head-room the minimum is tight
+            let bare = minimum - device_headroom(input.headroom_percent, input.free, input.total); // without head-room the minimum is tight
             assert!(at(bare, 0.0) && !at(bare - 1, 0.0));
         }
         Err(PlanError::DeviceCacheTooLarge { fits, asked, .. }) => {

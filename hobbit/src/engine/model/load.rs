@@ -98,7 +98,8 @@ fn load(
         options: &options,
     };
     let mut needs = HeaderNeeds::of(&unloaded);
-    needs.check_model(&unloaded, n_ctx)?;
+    let checked = needs.check_model(&unloaded, n_ctx);
+    checked.map_err(|error| run_mode::or_whole(error, &source, experts.map(), &options, adapters.bytes()))?;
     let loading = Loading { gguf, originals: &source.originals, experts: &experts, run_mode, options: &options };
     let raw = loading.load(&mut placement, &mut progress)?;
 

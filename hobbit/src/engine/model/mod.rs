@@ -31,7 +31,7 @@ use hobbit_core::expert::{ExpertId, Precision};
 use hobbit_core::gguf::{Catalog, Gguf};
 use hobbit_core::load::prefetch::PrefetchCounters;
 use hobbit_core::options::{Idle, ModelOptions, RoutingOptions};
-use hobbit_core::plan::{ExpertCache, LayerDivision, RunMode};
+use hobbit_core::plan::{ExpertCache, LayerDivision, PlanError, RunMode};
 use hobbit_core::predict::{PredictShape, PredictorKind};
 use hobbit_core::profile::VirtualPlan;
 use hobbit_core::route::Thresholds;
@@ -279,6 +279,11 @@ impl Model {
 }
 
 impl Shared {
+    /// The error for a budget that is too small, with the least that suffices ([`run_mode::or_whole`]).
+    pub(crate) fn or_whole(&self, error: PlanError) -> PlanError {
+        run_mode::or_whole(error, &self.source, self.experts.map(), &self.options, self.placed.needs.adapters)
+    }
+
     /// Changes the host's residency, once a session has made it.
     fn with_host(&self, change: impl FnOnce(&mut Host)) {
         if let Some(memories) = self.experts.memories().as_mut() {

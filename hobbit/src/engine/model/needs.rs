@@ -68,7 +68,7 @@ pub(crate) struct HeaderNeeds {
     is_deterministic: bool,
     /// Buffers that join planes or rearrange experts.
     buffers: u64,
-    adapters: u64,
+    pub(crate) adapters: u64,
     lora: Vec<LoraSummary>,
     n_vocab: u64,
     /// Bytes of the policy's tables and of copies of routers.

@@ -7,12 +7,16 @@ use crate::engine::gpu::devices;
 use crate::engine::model::needs::{ask, beside_passthrough, bounds, tensor_bytes};
 use crate::engine::source::model_source::ModelSource;
 use crate::engine::source::tables::Tables;
-use hobbit_core::gguf::{Catalog, Gguf};
+use hobbit_core::gguf::{Catalog, ExpertMap, Gguf};
 use hobbit_core::options::{CachingOptions, ModelOptions, Repack, SessionOptions};
 use hobbit_core::plan::{
-    Budget, BudgetSource, ExpertCache, MemoryLimits, MemoryPlan, RepackInput, Room, RunMode, context_tokens,
+    Budget, BudgetSource, ExpertCache, Holds, MemoryLimits, MemoryPlan, PlanError, RepackInput, Room, RunMode,
+    context_tokens,
 };
 use hobbit_core::store::{IoMode, PLANE_BUFFERS_BYTES};
+
+/// Bytes by which the memory of a process differs from run to run.
+const DIFFERS_BYTES: u64 = 1 << 20;
 
 /// Chooses the run mode for a model with experts, and the context length if the options name none: 0 for the length the
 /// model was trained with. `adapters` is the size of other loaded data, in bytes.
@@ -25,7 +29,7 @@ pub(crate) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64
     // On devices the context does not use host memory.
     let Some(room) = room(options, &limits).filter(|_| !on_devices) else { return Ok((RunMode::Seam, 0)) };
     let whole_room = Room { bytes: room, enforced: enforced(options, &limits) };
-    let may_passthrough = !source.is_pack && options.passthrough && !wants_a_cache(options);
+    let may_passthrough = may_passthrough(source, options);
     let run_mode = |expects: &SessionOptions| -> RunMode {
         let (mut least, mut most) = bounds(&source.gguf, expects);
         if options.mtp {
@@ -59,6 +63,41 @@ pub(crate) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64
     let n_ctx = fitted_context(&source.gguf, &options.expects, room);
     let expects = SessionOptions { n_ctx, ..options.expects.clone() };
     Ok((if may_passthrough && n_ctx > 0 { run_mode(&expects) } else { whole }, n_ctx))
+}
+
+/// As `error`, with the memory with which llama.cpp would run the model by itself where that is less than hobbit needs:
+/// a small model fits without the margin that a plan keeps free.
+pub(crate) fn or_whole(
+    error: PlanError,
+    source: &ModelSource,
+    map: &ExpertMap,
+    options: &ModelOptions,
+    adapters: u64,
+) -> PlanError {
+    let PlanError::TooSmall { minimum, holds: Holds::NoExpert, .. } = &error else { return error };
+    let beside = options.reserved_bytes.saturating_add(options.lent_bytes).saturating_add(DIFFERS_BYTES);
+    let mut room = bounds(&source.gguf, &options.expects).0.least();
+    let on_devices = options.n_gpu_layers != 0 && devices::choose(&options.device).is_ok_and(|all| !all.is_empty());
+    if on_devices || !may_passthrough(source, options) {
+        return error;
+    }
+    while room.saturating_add(beside) < *minimum {
+        // A default context grows with the memory.
+        let n_ctx = match options.expects.n_ctx {
+            0 => fitted_context(&source.gguf, &options.expects, room),
+            given => given,
+        };
+        let expects = SessionOptions { n_ctx, ..options.expects.clone() };
+        let products = beside_passthrough(&source.gguf, map, &expects).saturating_add(adapters);
+        let Some(needs) = ask(&source.gguf, options, &expects, products) else { return error };
+        if needs.least() <= room {
+            let PlanError::TooSmall { budget, origin, available, .. } = error else { return error };
+            let minimum = room.saturating_add(beside);
+            return PlanError::TooSmall { budget, origin, minimum, available, holds: Holds::AllExperts };
+        }
+        room = needs.least();
+    }
+    error
 }
 
 /// Whether hobbit repacks experts on the CPU, and llama.cpp all other weights: if requested, or if it pays
@@ -120,6 +159,11 @@ fn enforced(options: &ModelOptions, limits: &MemoryLimits) -> u64 {
         _ if !cfg!(target_os = "linux") => 0,
         _ => limit.saturating_sub(options.reserved_bytes.saturating_add(options.lent_bytes)),
     }
+}
+
+/// Whether llama.cpp may run the model by itself if there is room.
+fn may_passthrough(source: &ModelSource, options: &ModelOptions) -> bool {
+    !source.is_pack && options.passthrough && !wants_a_cache(options)
 }
 
 /// Whether the options configure the expert cache, or request figures that only the seam has. Options that cannot act

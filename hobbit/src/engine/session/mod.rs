@@ -210,7 +210,10 @@ impl Session {
         let wide = widths.iter().filter(|width| **width > usual).find_map(|width| prepare(n_ctx, *width).ok());
         let (options, context, description) = match wide.map_or_else(|| prepare(n_ctx, usual), Ok) {
             Err(OpenError::Plan(PlanError::TooSmall { .. })) if is_fitted => prepare(CONTEXT_TOKENS_MIN, usual)?,
-            prepared => prepared?,
+            prepared => prepared.map_err(|error| match error {
+                OpenError::Plan(error) => OpenError::Plan(model.shared.or_whole(error)),
+                error => error,
+            })?,
         };
         let mut session = Session {
             speculator: None,
