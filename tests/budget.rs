@@ -177,7 +177,8 @@ fn budgets_do_not_count_tables_that_are_read_by_row() {
     });
     let tables: u64 = Gguf::open(&with).unwrap().row_tables().map(|table| table.extent.len).sum();
     assert!(tables > 80 << 20, "{tables}");
-    let [minimum, base] = [&with, &without].map(|model| bytes(&stated_minimum(model, &[])));
+    // A flag of the cache's: llama.cpp by itself would need less for the small one.
+    let [minimum, base] = [&with, &without].map(|model| bytes(&stated_minimum(model, &["--io", "buffered"])));
     assert!(minimum < base + (16 << 20), "{minimum} bytes with the tables, {base} without");
     let measured = measure(&with, &["--mem-budget", &minimum.to_string()]);
     assert!(measured.peak_rss_bytes <= minimum, "{} bytes resident, {minimum} allowed", measured.peak_rss_bytes);

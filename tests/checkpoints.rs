@@ -7,7 +7,8 @@ use hobbit_synth::{self as synth, Spec};
 use crate::fixture::in_own_process;
 
 const RECURRENT: &str = "\
-    lfm2moe granitehybrid qwen3next nemotron_h_moe jamba kimi-linear deepseek4 glm5-next qwen4exp";
+    lfm2moe granitehybrid qwen3next qwen35moe nemotron_h_moe jamba kimi-linear minimax-01 bailingmoe3 kimi-k3 deepseek4 glm5-next \
+    qwen4exp";
 
 const N_BATCH: usize = 64;
 
@@ -169,7 +170,8 @@ fn recurrent_models_go_back_to_where_conversations_part() {
 #[test]
 fn a_window_goes_back_to_what_it_has_forgotten() {
     let dir = tempfile::tempdir().unwrap();
-    for arch in ["gpt-oss", "mimo2"] {
+    let windows = "gpt-oss mimo2 exaone-moe afmoe laguna mellum cohere2moe granite_swa gemma4 step35";
+    for arch in windows.split(' ') {
         check(&model(&dir, arch, ModelOptions::default()), 480, false);
     }
 }

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use hobbit::engine::RouterChoice;
+use hobbit::engine::{NoShift, RouterChoice};
+use hobbit::options::Repack;
 use hobbit::{
     BatchToken, CachingOptions, EvalError, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions, StopReason,
     Token,
@@ -150,6 +151,42 @@ fn a_full_context_ends_or_shifts() {
         assert_eq!((count, stop), (n_ctx - prompt.len() + 1, Some(StopReason::ContextFull)));
         session.reset();
         assert!(matches!(session.feed(&vec![prompt[0]; n_ctx + 1]), Err(EvalError::ContextFull { .. })));
+    }
+}
+
+/// A full context shifts in every architecture, with the bits of llama.cpp by itself, or says why it cannot.
+#[test]
+fn contexts_of_all_architectures_shift_exactly() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |path: &Path, passthrough: bool| -> Result<Vec<Vec<u32>>, NoShift> {
+        let expert_cache = if passthrough { ExpertCache::Auto } else { ExpertCache::Percent(25.0) };
+        let options = ModelOptions { passthrough, expert_cache, repack: Repack::Off, ..ModelOptions::default() };
+        let model = Model::open(path, &options).unwrap();
+        let mut session = model.session(&SessionOptions { context_shift: true, ..settings() }).unwrap();
+        if let Some(reason) = session.sequences().no_shift() {
+            return Err(reason);
+        }
+        let tokens: Vec<Token> = (0..400).map(|at| at * 7919 % 251).collect();
+        let mut last = |piece: &[Token]| {
+            session.feed(piece).unwrap();
+            bits(session.logits(piece.len() - 1).unwrap())
+        };
+        let found = tokens.chunks(50).map(&mut last).collect();
+        assert!(session.n_past() <= 256, "{} tokens in a context of 256", session.n_past());
+        Ok(found)
+    };
+    for arch in synth::architectures() {
+        let path = write(dir.path(), &Spec::tiny(arch));
+        let reason = match arch {
+            "qwen3vlmoe" | "qwen35moe" | "qwen4exp" => Some(NoShift::Dimensions),
+            "granitehybrid" => Some(NoShift::NoRotation),
+            "deepseek4" => Some(NoShift::Unsupported),
+            "step35" => Some(NoShift::Window),
+            _ => None,
+        };
+        let (expected, found) = (run(&path, true), run(&path, false));
+        assert_eq!(expected.as_ref().err(), reason.as_ref(), "{arch}");
+        assert!(found == expected, "{arch}: other logits");
     }
 }
 

@@ -142,8 +142,8 @@ fn dynamic_precision_at_its_ends_with_other_layouts() {
 }
 
 fn packed() -> impl Iterator<Item = Case> {
-    let recent = cases::known(&["granitehybrid", "qwen35moe", "nemotron_h_moe", "kimi-k3", "deepseek4", "minimax-m3"]);
-    part(0, 4).into_iter().chain(cases::layouts()).map(Case::brief).chain([cases::plain()]).chain(recent)
+    let all = all_architectures().into_iter().chain(cases::layouts()).chain(cases::expert_types()).map(Case::brief);
+    all.chain([cases::plain()]).chain(cases::recent_q8_0())
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn recorded_routes() {
     let used_early = ["llama4", "grovemoe"];
     let mut all = [ALL, QUARTER, NONE, HALF].map(|size| ModelOptions { repack: Repack::Off, ..options(size) });
     all[3].caching.predictor = Some(PredictorKind::StackedGate);
-    let cases = all_architectures().into_iter().chain(cases::two_sequences()).chain(cases::known(&HYBRID));
+    let cases = all_architectures().into_iter().chain(cases::two_sequences()).chain(cases::recent_q8_0());
     let cases = cases.filter(|case| !used_early.contains(&case.name.as_str()));
     each(cases, |case| routing::check_recorded(&case, &[], &all));
     // Where the choice is used before the seam, and where the recording has another shape, routes are refused.
@@ -273,7 +273,7 @@ fn rerouted_tokens_in_the_second_half_of_architectures() {
 
 #[test]
 fn rerouted_tokens_with_other_layouts() {
-    check_rerouted(cases::layouts().into_iter().chain(cases::two_sequences()).chain(cases::known(&HYBRID)));
+    check_rerouted(cases::layouts().into_iter().chain(cases::two_sequences()).chain(cases::recent_q8_0()));
 }
 
 #[test]

@@ -28,6 +28,12 @@ pub enum Format {
     Q4_K,
     Q5_K,
     Q6_K,
+    Iq1S,
+    Iq2Xxs,
+    Iq2Xs,
+    Iq2S,
+    Iq3Xxs,
+    Iq3S,
     Iq4Nl,
     Iq4Xs,
     Mxfp4,
@@ -67,7 +73,7 @@ enum Scale {
 use Scale::{Centred, Exponent, Float, Offset, Signed, SmallFloats};
 
 #[rustfmt::skip]
-const LAYOUTS: [Layout; 18] = [
+const LAYOUTS: [Layout; 24] = [
     Layout { format: Format::F32,   id: 0,  file_type: 0,  scale: Float },
     Layout { format: Format::F16,   id: 1,  file_type: 1,  scale: Float },
     Layout { format: Format::Bf16,  id: 30, file_type: 32, scale: Float },
@@ -86,6 +92,12 @@ const LAYOUTS: [Layout; 18] = [
     Layout { format: Format::Q5_K,  id: 13, file_type: 17,
         scale: Offset { at: 0, offset_at: 2, offset: 15.5, deviation: 527.0 } },
     Layout { format: Format::Q6_K,  id: 14, file_type: 18, scale: Signed { at: 208, deviation: 1366.0 } },
+    Layout { format: Format::Iq1S,  id: 19, file_type: 24, scale: Centred { at: 0, deviation: 7.21 } },
+    Layout { format: Format::Iq2Xxs, id: 16, file_type: 19, scale: Centred { at: 0, deviation: 53.4 } },
+    Layout { format: Format::Iq2Xs, id: 17, file_type: 20, scale: Centred { at: 0, deviation: 55.9 } },
+    Layout { format: Format::Iq2S,  id: 22, file_type: 28, scale: Centred { at: 0, deviation: 56.5 } },
+    Layout { format: Format::Iq3Xxs, id: 18, file_type: 23, scale: Centred { at: 0, deviation: 142.5 } },
+    Layout { format: Format::Iq3S,  id: 21, file_type: 26, scale: Centred { at: 0, deviation: 140.2 } },
     Layout { format: Format::Iq4Nl, id: 20, file_type: 25, scale: Signed { at: 0, deviation: 67.4 } },
     Layout { format: Format::Iq4Xs, id: 23, file_type: 30, scale: Signed { at: 0, deviation: 1246.0 } },
     Layout { format: Format::Mxfp4, id: 39, file_type: 38, scale: Exponent { deviation: 5.85 } },
