@@ -67,9 +67,15 @@ struct Args {
     host_percent: u32,
     /// Lengths of prompts. With it, each row has the times of requests: each of these lengths with each number of
     /// decoded tokens [default: a prompt of 512 alone]
-    #[arg(long, value_name = "N,...", value_delimiter = ',',
-        value_parser = clap::value_parser!(u32).range(1..=i64::from(PROMPT)))]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=65_536))]
     prompt_tokens: Vec<u32>,
+    /// Tokens in the context before each of these prompts, not timed
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=65_536))]
+    history: u32,
+    /// Prompt tokens computed at once, by both engines. A scaled model's buffers shrink less than its weights, so a
+    /// width is given here and not found by costs and memory
+    #[arg(long, value_name = "N", default_value_t = PROMPT, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    ubatch: u32,
     /// Tokens decoded
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "96",
         value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -292,6 +298,8 @@ fn main() -> Result<()> {
         "machine": machine,
         "decode_tokens": args.decode_tokens,
         "prompt_tokens": if args.prompt_tokens.is_empty() { vec![PROMPT] } else { args.prompt_tokens.clone() },
+        "history": args.history,
+        "ubatch": args.ubatch,
         "host_percent": args.host_percent,
         "recorded_routes": args.routes.iter().map(|(shape, _)| shape).collect::<Vec<_>>(),
     });

@@ -108,6 +108,8 @@ struct Timer<'a> {
     options: &'a Options,
     on_cpu: OnCpu,
     depth: f64,
+    /// Tokens that llama.cpp computes at once; the CPU has experts of the last, shorter batch alone.
+    ubatch: u32,
 }
 
 impl Timer<'_> {
@@ -118,9 +120,12 @@ impl Timer<'_> {
         (measured.report.host_time + on_cpu / self.options.host_bandwidth) * self.depth
     }
 
-    fn request(&self, engine: &mut dyn Engine, tokens: &[Token], n_prompt: u32) -> Result<Request> {
+    fn request(&self, engine: &mut dyn Engine, history: &[Token], tokens: &[Token], n_prompt: u32) -> Result<Request> {
         let (prompt, decoded) = tokens.split_at(n_prompt as usize);
         engine.clear();
+        if !history.is_empty() {
+            feed(engine, history)?;
+        }
         let started = measure(self.device, engine);
         feed(engine, prompt)?;
         let read = started.until(self.device, engine);
@@ -130,7 +135,7 @@ impl Timer<'_> {
         Ok(Request {
             prompt_tokens: n_prompt,
             decode_tokens: decoded.len() as u32,
-            prompt_seconds: self.seconds(&read, &[n_prompt]),
+            prompt_seconds: self.seconds(&read, &[n_prompt % self.ubatch]),
             decode_seconds: self.seconds(&written, &vec![1; decoded.len()]),
         })
     }
@@ -162,20 +167,21 @@ pub fn run(args: &Args, shape: &Shape, percent: u32, path: &Path, arm: &Arm, exa
         words.extend(file(&args.path_tables, "path-table"));
     }
     let n_decoded = args.decode_tokens.iter().copied().max().unwrap_or_default();
+    let n_prompt = args.prompt_tokens.iter().copied().max().unwrap_or(PROMPT);
     let case = Case {
         model: path.to_owned(),
         words,
-        n_batch: PROMPT,
-        n_ubatch: PROMPT,
+        n_batch: args.ubatch.max(PROMPT),
+        n_ubatch: args.ubatch,
         type_k: "f16".to_owned(),
         type_v: "f16".to_owned(),
         flash_attn: "auto".to_owned(),
         threads: 1,
-        test: Test { n_prompt: PROMPT, n_gen: n_decoded, n_depth: 0 },
+        test: Test { n_prompt: n_prompt.max(PROMPT), n_gen: n_decoded, n_depth: args.history },
         ..Case::default()
     };
     let session = case.session_options()?;
-    let mut timer = Timer { device: &device, options: &options, on_cpu: OnCpu::default(), depth };
+    let mut timer = Timer { device: &device, options: &options, on_cpu: OnCpu::default(), depth, ubatch: args.ubatch };
     let mut name = arm.name.clone();
     let mut engine: Box<dyn Engine> = match flags {
         Some(_) => {
@@ -209,12 +215,13 @@ pub fn run(args: &Args, shape: &Shape, percent: u32, path: &Path, arm: &Arm, exa
     };
     let engine = &mut *engine;
     let text = std::fs::read_to_string(models().join(shape.text)).context(shape.text)?;
-    let tokens = engine.tokenize(&text)?;
+    let n_read = [PROMPT, BEFORE, UNCOUNTED, n_decoded + 1, n_prompt, n_decoded].into_iter().sum::<u32>();
+    let tokens: Vec<Token> = engine.tokenize(&text)?.into_iter().cycle().take(n_read as usize).collect();
+    let history: Vec<Token> = tokens.iter().rev().copied().cycle().take(args.history as usize).collect();
     let (prompt, rest) = tokens.split_at(PROMPT as usize);
     let (before, rest) = rest.split_at((BEFORE + UNCOUNTED) as usize);
     // And the token after them.
-    let decoded = rest.get(..=n_decoded as usize).context("--decode-tokens: the text is shorter")?;
-    let after = &rest[decoded.len()..];
+    let (decoded, after) = rest.split_at(n_decoded as usize + 1);
 
     // Fills host memory.
     feed(engine, prompt)?;
@@ -239,13 +246,11 @@ pub fn run(args: &Args, shape: &Shape, percent: u32, path: &Path, arm: &Arm, exa
     let decode = decode.until(&device, engine);
     let lost = |of: fn(&Loss) -> f64| (flags.is_some() && !exact.is_empty()).then(|| of(&loss));
     let requests = if args.prompt_tokens.is_empty() {
-        vec![timer.request(engine, prompt, PROMPT)?]
+        vec![timer.request(engine, &history, prompt, PROMPT)?]
     } else {
         let lengths = args.prompt_tokens.iter().flat_map(|p| args.decode_tokens.iter().map(move |d| (*p, *d)));
         let request = |(n_prompt, n_decoded): (u32, u32)| {
-            let tokens =
-                after.get(..(n_prompt + n_decoded) as usize).context("--prompt-tokens: the text is shorter")?;
-            timer.request(engine, tokens, n_prompt)
+            timer.request(engine, &history, &after[..(n_prompt + n_decoded) as usize], n_prompt)
         };
         lengths.map(request).collect::<Result<_>>()?
     };

@@ -99,6 +99,7 @@ pub fn record(task: &Task, host: &Host, bandwidth: Option<f64>, runs: &[Run]) ->
         model_filename: case.model.display().to_string(),
         n_batch: case.n_batch,
         n_ubatch: case.n_ubatch,
+        hobbit_ubatch_max: if stock { 0 } else { case.n_ubatch_max },
         n_threads: case.threads,
         cpu_mask: "0x0".into(),
         poll: 50,

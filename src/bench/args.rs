@@ -74,8 +74,8 @@ pub struct TestArgs {
     /// Prompt tokens submitted at once [default: 2048]
     #[arg(short, long, value_name = "N")]
     pub batch_size: Vec<String>,
-    /// Prompt tokens computed at once [default: 512]
-    #[arg(long, value_name = "N")]
+    /// Prompt tokens computed at once; auto: as hobbit's other programs choose, llama.cpp has 512 [default: 512]
+    #[arg(long, value_name = "N|auto", value_delimiter = ',')]
     pub ubatch_size: Vec<String>,
     /// Element type of the K cache [default: f16]
     #[arg(long, value_name = "TYPE", value_delimiter = ',')]

@@ -11,6 +11,7 @@ use super::args::{Typed, Who, engine_args};
 use crate::resolve;
 use hobbit::options::{FlashAttn, KvType, LowSource, ModelOptions, SessionOptions, SpeculationOptions};
 use hobbit_core::gguf::Gguf;
+use hobbit_core::plan::UBATCH_MAX;
 
 /// The source of tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +63,8 @@ pub struct Case {
     pub limit: Option<u64>,
     pub n_batch: u32,
     pub n_ubatch: u32,
+    /// Tokens of hobbit's widest ubatch, as costs decide; 0: all have `n_ubatch`.
+    pub n_ubatch_max: u32,
     pub type_k: String,
     pub type_v: String,
     pub no_kv_offload: bool,
@@ -94,6 +97,9 @@ pub struct Task {
     pub verbose: bool,
 }
 
+/// Tokens computed at once where none are given: llama-bench's default.
+const UBATCH: u32 = 512;
+
 /// All cases.
 pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Result<Vec<Case>> {
     let test = &typed.bench.test;
@@ -116,7 +122,10 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
         values.into_iter().map(|n| number(n).with_context(|| format!("{flag} {n}: too large"))).collect()
     };
     let n_batch = positive("-b", numbers("-b", &test.batch_size, 2048)?)?;
-    let n_ubatch = positive("-ub", numbers("-ub", &test.ubatch_size, 512)?)?;
+    let (auto, given): (Vec<String>, Vec<String>) = test.ubatch_size.iter().cloned().partition(|text| text == "auto");
+    let fixed = if auto.is_empty() || !given.is_empty() { numbers("-ub", &given, UBATCH)? } else { Vec::new() };
+    let fixed = positive("-ub", fixed)?.into_iter().map(|n| (n, 0));
+    let n_ubatch: Vec<(u32, u32)> = fixed.chain(auto.iter().map(|_| (UBATCH, UBATCH_MAX))).collect();
     let cores = std::thread::available_parallelism().map_or(4, |n| n.get() as u32);
     let threads = positive("-t", numbers("-t", &test.threads, cores)?)?;
     ensure!(threads.iter().all(|n| *n <= 512), "-t: at most 512 threads");
@@ -141,7 +150,7 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
     cases = vary(cases, limits, |case, limit| case.limit = limit);
     cases = vary(cases, engine, |case, words| case.words = words);
     cases = vary(cases, n_batch, |case, n| case.n_batch = n);
-    cases = vary(cases, n_ubatch, |case, n| case.n_ubatch = n);
+    cases = vary(cases, n_ubatch, |case, widths| (case.n_ubatch, case.n_ubatch_max) = widths);
     cases = vary(cases, type_k, |case, word| case.type_k = word);
     cases = vary(cases, type_v, |case, word| case.type_v = word);
     cases = vary(cases, no_kv_offload, |case, word| case.no_kv_offload = word == "1");
@@ -236,6 +245,7 @@ impl Case {
             n_ctx: u32::try_from(self.test.n_tokens())?.next_multiple_of(256),
             n_batch: self.n_batch,
             n_ubatch: self.n_ubatch.min(self.n_batch),
+            n_ubatch_max: self.n_ubatch_max,
             n_outputs_max: 1 + n_drafts,
             rollback: n_drafts,
             threads: Some(self.threads),
@@ -370,6 +380,9 @@ mod tests {
         let cases = all("-p 100 -n 0 -b 64 -ctk q8_0 -fa on -nkvo 1 -ngl 3").unwrap();
         let session = cases[0].session_options().unwrap();
         assert_eq!((session.n_ctx, session.n_batch, session.n_ubatch), (256, 64, 64));
+        let cases = all("-p 100 -n 0 -ub 64,auto").unwrap();
+        let widths: Vec<_> = cases.iter().map(|case| (case.n_ubatch, case.n_ubatch_max)).collect();
+        assert_eq!(widths, [(64, 0), (512, UBATCH_MAX)]);
         assert_eq!((session.type_k, session.flash_attn, session.kv_offload), (KvType::Q8_0, FlashAttn::On, false));
         assert_eq!(cases[0].model_options().unwrap().n_gpu_layers, 3);
     }

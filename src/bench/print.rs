@@ -129,7 +129,10 @@ fn columns(shown: Shown) -> Vec<Column> {
     add(shown.gpu_layers, "ngl", 3, |record| record.n_gpu_layers.to_string());
     add(true, "threads", 7, |record| record.n_threads.to_string());
     add(shown.batch, "n_batch", 7, |record| record.n_batch.to_string());
-    add(shown.batch, "n_ubatch", 8, |record| record.n_ubatch.to_string());
+    add(shown.batch, "n_ubatch", 8, |record| match record.hobbit_ubatch_max {
+        0 => record.n_ubatch.to_string(),
+        _ => "auto".to_owned(),
+    });
     add(shown.kv_types, "type_k", 6, |record| record.type_k.clone());
     add(shown.kv_types, "type_v", 6, |record| record.type_v.clone());
     add(shown.flash_attn, "fa", 3, |record| record.flash_attn.to_string());

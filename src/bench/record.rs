@@ -106,6 +106,9 @@ pub struct Record {
     pub hobbit_prefetch: Option<String>,
     /// Which kernels may multiply in batches.
     pub hobbit_kernels: Option<String>,
+    /// Tokens of hobbit's widest ubatch; 0: all have `n_ubatch`.
+    #[serde(default)]
+    pub hobbit_ubatch_max: u32,
     /// hobbit's own flags of the case.
     pub hobbit_flags: String,
     /// Experts found resident in the measured repetitions.

@@ -278,3 +278,43 @@ fn short_prompts_are_computed_where_it_is_sooner() {
     assert!(none == 0 && computed > 0 && divided < 0.5 * copied, "{computed} experts: {divided} s, copied {copied} s");
     assert_eq!(run(&few, CpuHelper::Auto, 512).1, 0, "a long prompt's are copied");
 }
+
+/// Fewer and wider ubatches copy less, and their logits are those of a session of that width. A device that lacks few
+/// experts gives no memory for them.
+#[test]
+fn wide_prompts_copy_less() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = write(dir.path(), &Spec { ff: 256, heads: 2, ..spec(32, 28, 1) });
+    let options = SessionOptions { n_ctx: 1024, flash_attn: FlashAttn::On, n_outputs_max: 1, ..session_options() };
+    let [usual, fixed] = [256, 1024].map(|n| SessionOptions { n_batch: n, n_ubatch: n, ..options.clone() });
+    let auto = SessionOptions { n_ubatch_max: 512, ..usual.clone() };
+    let device = device(4.0);
+    let open = |cache: ExpertCache, session: &SessionOptions| {
+        let device = DeviceOptions { cache, cpu_helper: CpuHelper::Off, ..on(&[&device]) };
+        Model::open(&path, &ModelOptions { device, ..super::compare::options(ALL) }).unwrap().session(session).unwrap()
+    };
+    let tokens = text(1000);
+    let read = |cache: ExpertCache, settings: &SessionOptions| {
+        let mut session = open(cache, settings);
+        // It measures the costs, and fills the host's cache.
+        session.feed(&tokens).unwrap();
+        session.reset();
+        let mut ends = Vec::new();
+        let report = measure(&device, || session.feed_with(&tokens, |done| ends.push(done)).unwrap());
+        (report, ends, session)
+    };
+    let (narrow, four, _) = read(WAVES, &usual);
+    let (wide, two, session) = read(WAVES, &auto);
+    assert_eq!((four.len(), &two[..]), (4, &[512, 1000][..]), "{:?}", session.stats().prompt_width);
+    assert!(wide.host_time < 0.6 * narrow.host_time, "{} s, {} s in narrow ones", wide.host_time, narrow.host_time);
+    assert!(wide.copied_bytes < narrow.copied_bytes * 6 / 10, "{wide:?}, {narrow:?}");
+
+    let mut reference = open(WAVES, &fixed);
+    for range in [0..512, 512..1000] {
+        let entry = |at: usize| BatchToken { token: tokens[at], position: at as i32, sequence: 0, logits: at == 999 };
+        reference.evaluate(&range.map(entry).collect::<Vec<_>>()).unwrap();
+    }
+    let logits = |session: &Session| session.logits(487).expect("the last token's").to_vec();
+    assert_eq!(logits(&session), logits(&reference));
+    assert_eq!(read(ExpertCache::Percent(95.0), &auto).1, four, "it lacks few experts");
+}

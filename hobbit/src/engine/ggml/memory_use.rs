@@ -20,6 +20,8 @@ pub(crate) struct MemoryUse {
     pub(crate) compute: u64,
     /// Buffers for multi-token prediction.
     pub(crate) mtp: u64,
+    /// Compute buffers in the memory of devices.
+    pub(crate) compute_on_devices: u64,
 }
 
 impl MemoryUse {
@@ -50,6 +52,7 @@ impl MemoryUse {
             let (is_host, is_repacked, found) =
                 unsafe { (llama::ggml_backend_buft_is_host(buft), is_the_cpus(buft), &mut *found.cast::<MemoryUse>()) };
             if !is_host && !is_repacked {
+                found.compute_on_devices += compute as u64;
                 return;
             }
             found.weights += weights as u64;
@@ -65,8 +68,9 @@ impl MemoryUse {
         }
         found.compute /= n_backends;
         if let Some(own) = context.mtp() {
-            let MemoryUse { kv, compute, .. } = Self::shared_by(own, n_backends)?;
+            let MemoryUse { kv, compute, compute_on_devices, .. } = Self::shared_by(own, n_backends)?;
             found.kv += kv;
+            found.compute_on_devices += compute_on_devices;
             // SAFETY: the context and its model are live.
             let (n_batch, n_embd) = unsafe {
                 let model = llama::llama_get_model(own.as_ptr());

@@ -46,6 +46,13 @@ pub struct Description {
     pub(crate) checkpoint_bytes: u64,
 }
 
+/// Copies to devices: bytes so far, seconds for each byte if that was measured, and the time by the devices' clock.
+pub(crate) struct Link {
+    pub(crate) bytes: u64,
+    pub(crate) seconds_per_byte: Option<f64>,
+    pub(crate) clock_seconds: f64,
+}
+
 /// See the [module](self).
 pub(crate) struct Tiers {
     // Dropped first: uploads from host memory must end before reads into it.
@@ -380,6 +387,17 @@ impl Tiers {
     pub(crate) fn device_counters(&self) -> Vec<DeviceCounters> {
         let done = |report: &DeviceReport| self.named(report).map(|tier| tier.counters).unwrap_or_default();
         self.description.devices.iter().map(done).collect()
+    }
+
+    /// Copies to devices so far; `None` if no device has experts copied to it.
+    pub(crate) fn link(&self) -> Option<Link> {
+        let copying = || self.tiers.iter().filter(|tier| !tier.is_unified());
+        let speed = &copying().next()?.speed;
+        Some(Link {
+            bytes: copying().map(|tier| tier.counters.uploaded_bytes).sum(),
+            seconds_per_byte: speed.seconds_per_byte(),
+            clock_seconds: speed.clock.seconds(),
+        })
     }
 
     fn named(&self, report: &DeviceReport) -> Option<&Tier> {

@@ -349,7 +349,7 @@ pub(crate) fn bytes_beside(gguf: &Gguf, options: &ModelOptions, expects: &Sessio
 
 /// llama.cpp's own estimate for a model that it runs by itself, plus `products`. `None` if it fails.
 pub(crate) fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions, products: u64) -> Option<Needs> {
-    let (MemoryUse { weights, repacked, kv, compute, mtp }, resident) = estimate(gguf, options, expects)?;
+    let (MemoryUse { weights, repacked, kv, compute, mtp, .. }, resident) = estimate(gguf, options, expects)?;
     let runtime = resident.max(PROCESS_BYTES);
     let compute = compute.saturating_add(products);
     let prompt_only =

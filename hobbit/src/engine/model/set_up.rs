@@ -100,7 +100,8 @@ pub(crate) fn set_up(model: &Model, options: &SessionOptions, context: &Context)
 /// as tokens decode.
 const WIDE_PART: u64 = 2;
 
-/// Wide ubatches may keep this part for good: cells of a sliding window, and buffers for products.
+/// Wide ubatches may keep this part for good: cells of a sliding window, and buffers for products; beside a device, all
+/// of their buffers.
 const WIDE_PART_KEPT: u64 = 16;
 
 /// Checks that a context for ubatches wider than usual leaves the experts their memory.
@@ -108,13 +109,17 @@ const WIDE_PART_KEPT: u64 = 16;
 /// # Errors
 /// Buffers that are too large, as an error of the context.
 pub(crate) fn check_width(model: &Model, options: &SessionOptions, context: &Context) -> Result<(), OpenError> {
-    let MemoryUse { weights, kv, compute, mtp, .. } = MemoryUse::of(context)?;
+    let MemoryUse { weights, kv, compute, mtp, compute_on_devices, .. } = MemoryUse::of(context)?;
     let room = room(&model.shared.options, &MemoryLimits::read()).unwrap_or(0).saturating_sub(weights + kv);
     // A sliding window's layers keep the cells of a ubatch beside those of the window.
     let (_, of_256) = bounds(model.gguf(), &SessionOptions { n_ctx: 256, n_seq_max: 1, ..options.clone() });
     let cells = if model.window() > 0 { of_256.kv / 256 * u64::from(options.n_ubatch) } else { 0 };
-    let kept = scratch_bytes(model, options) + mtp + cells;
-    if compute + kept <= room / WIDE_PART && kept <= room / WIDE_PART_KEPT {
+    let scratch = scratch_bytes(model, options);
+    let kept = scratch + mtp + cells;
+    let has_devices = !model.shared.placed.devices.is_empty();
+    let part = if has_devices { WIDE_PART_KEPT } else { WIDE_PART };
+    let on_host = compute + kept <= room / part && kept <= room / WIDE_PART_KEPT;
+    if on_host && (!has_devices || devices::can_widen(model, compute_on_devices + scratch)) {
         return Ok(());
     }
     let reason = format!("ubatches of {} tokens leave too little for experts", options.n_ubatch);

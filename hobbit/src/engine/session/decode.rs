@@ -12,7 +12,7 @@ use crate::engine::error::EvalError;
 use crate::engine::ggml::log;
 use crate::engine::ggml::raw::with_batch;
 use crate::engine::memory::contention;
-use crate::engine::memory::tiers::Description;
+use crate::engine::memory::tiers::{Description, Link, Tiers};
 use crate::engine::seam::calling::{self, Purpose};
 use crate::engine::seam::experts::Experts;
 use crate::engine::seam::hook::{EvalHook, Observed};
@@ -111,14 +111,18 @@ impl Wide {
     pub(super) fn new(usual: u32, options: &SessionOptions, description: &Description) -> Self {
         let (plan, n_ubatch) = (&description.plan, u64::from(options.n_ubatch.max(1)));
         let high = plan.pools.iter().filter(|pool| pool.precision == Precision::High);
-        let token_bytes = plan.fixed.compute / n_ubatch;
+        // Slots that do not follow the phase lose nothing to a wide ubatch.
+        let token_bytes = if plan.decode.is_some() { plan.fixed.compute / n_ubatch } else { 0 };
         let slots = plan.decode.as_ref().map_or(plan.expert_cache, |decode| decode.expert_cache);
+        let on_host = slots.saturating_sub(u64::from(usual) * token_bytes).max(plan.expert_cache);
+        let copying = || description.devices.iter().filter(|device| !device.unified && device.experts > 0);
+        let on_devices = copying().map(|device| device.cache_bytes).sum();
         let input = WidthInput {
             n_prompt: 0,
             usual: usual as usize,
             widest: options.n_ubatch as usize,
             expert_bytes: high.map(|pool| pool.expert_stride * u64::from(pool.n_versions)).sum(),
-            cache_bytes: slots.saturating_sub(u64::from(usual) * token_bytes).max(plan.expert_cache),
+            cache_bytes: if copying().next().is_some() { on_devices } else { on_host },
             token_bytes,
             costs: None,
         };
@@ -189,6 +193,7 @@ impl Decoder {
             experts.tables().expect(unsafe { std::slice::from_raw_parts(batch.token, n_tokens as usize) });
         }
         let (before, busy_before) = counters(experts);
+        let link_before = experts.memories().as_ref().and_then(Tiers::link);
         sequences.all.iter_mut().for_each(|own| own.entry = None);
         let started = Instant::now();
         let running = contention::running(self.n_threads, phase.is_decode());
@@ -226,6 +231,8 @@ impl Decoder {
             speculator.evaluated(phase, &cost, after.draft_misses - before.draft_misses);
         }
         if let Some(wide) = self.wide.as_mut().filter(|_| !phase.is_decode()) {
+            let link = experts.memories().as_ref().and_then(Tiers::link);
+            let cost = link_before.zip(link).map_or(cost, |(before, after)| over_link(&cost, &before, &after));
             wide.input.costs = PromptCosts::after(wide.input.costs, &cost);
             wide.last = Some(n_tokens as usize);
         }
@@ -321,6 +328,15 @@ fn cost_of(before: &Counters, after: &Counters, tokens: u64, (seconds, busy): (f
         upgrades: after.upgrades - before.upgrades,
         in_order: after.in_order - before.in_order,
     }
+}
+
+/// As `cost`, with copies to devices in place of reads, by the devices' clock. A link that was not measured is taken to
+/// be what the batch waited for.
+fn over_link(cost: &PhaseStats, before: &Link, after: &Link) -> PhaseStats {
+    let (bytes, seconds) = (after.bytes - before.bytes, (after.clock_seconds - before.clock_seconds).max(0.0));
+    let copying = after.seconds_per_byte.map_or(seconds, |each| each * bytes as f64).max(cost.io_busy_seconds);
+    let waited = copying.min(seconds);
+    PhaseStats { seconds, bytes_read: bytes, io_busy_seconds: copying, io_wait_seconds: waited, ..*cost }
 }
 
 /// Sequence and position of each token of a batch; none if llama.cpp chooses the positions.

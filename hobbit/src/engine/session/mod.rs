@@ -124,7 +124,6 @@ fn widths(model: &Model, options: &SessionOptions) -> Vec<u32> {
     let is_fixed = shared.placed.run_mode.is_passthrough()
         || !model.info().is_moe()
         || !cfg!(target_os = "linux")
-        || !shared.placed.devices.is_empty()
         || shared.options.precision.deterministic
         || shared.options.trace.is_some()
         // The plan has the buffers of the first session.

@@ -137,6 +137,11 @@ impl Speed {
         }
     }
 
+    /// Seconds that a byte's copy takes; `None` before one was measured.
+    pub(crate) fn seconds_per_byte(&self) -> Option<f64> {
+        self.link.get()
+    }
+
     /// Whether copies take so much longer than products that nothing is gained by multiplying each slice as it lands:
     /// those of a stage wait for each other, and are submitted together.
     pub(crate) fn is_link_slow(&self) -> bool {

@@ -12,8 +12,8 @@ use hobbit_core::gguf::Catalog;
 use hobbit_core::load::balance::{Balancer, Costs, HelperMode};
 use hobbit_core::options::CpuHelper;
 use hobbit_core::plan::{
-    DeviceExperts, DevicePlan, DevicePlanInput, ExpertCache, Pool, PoolSpec, StagingWish, cache_of, divide_wanted,
-    pools_of,
+    DeviceExperts, DevicePlan, DevicePlanInput, ExpertCache, Pool, PoolSpec, StagingWish, cache_of, device_headroom,
+    divide_wanted, pools_of,
 };
 use hobbit_core::stats::DeviceReport;
 
@@ -22,6 +22,31 @@ const STAGING_BYTES_WANTED: u64 = 128 << 20;
 
 /// Factor by which the cache shrinks when the device refuses its memory.
 const SHRINK: f64 = 0.85;
+
+/// Buffers for wide ubatches may add this part to the experts that devices lack: they take it for good.
+const WIDE_PART_MISSING: u64 = 32;
+
+/// Whether the devices can give `bytes` to buffers for wide ubatches, of a context that has them already.
+pub(super) fn can_widen(model: &Model, bytes: u64) -> bool {
+    let (shared, options) = (&model.shared, &model.shared.options.device);
+    let parts = || {
+        let devices = shared.placed.devices.iter();
+        devices.filter(|part| !Reach::of(part.wrapper.inner, options.unified).is_unified())
+    };
+    let of_layers = |layers: &[u16]| {
+        let mut catalog = shared.source.catalog.clone();
+        catalog.retain_layers(|layer| layers.contains(&layer));
+        catalog.bytes(Precision::High)
+    };
+    let own: Vec<u64> = parts().map(|part| of_layers(&part.experts)).collect();
+    let lacks = |((part, own), wanted): ((&DeviceLayers, &u64), ExpertCache)| {
+        let (free, total) = ggml::memory(part.wrapper.inner);
+        let room = free.saturating_sub(device_headroom(options.headroom, free, total));
+        own - wanted.of(*own).unwrap_or(*own).min(room) + of_layers(&part.offloaded)
+    };
+    let lacking: u64 = parts().zip(&own).zip(divide_wanted(options.cache, &own)).map(lacks).sum();
+    bytes <= lacking / WIDE_PART_MISSING
+}
 
 /// Tiers for every device that computes experts, of its layers or of the CPU's large batches, and whether all of the
 /// model's experts have slots in them.
