@@ -14,12 +14,11 @@ const KEYS: [&str; 2] = ["attn_k.weight", "attn_kv_a_mqa.weight"];
 /// Beginnings of the names of recurrent layers' tensors.
 const RECURRENT: [&str; 2] = ["ssm_", "shortconv."];
 
-/// Architectures for which llama.cpp has a graph of the layers for multi-token prediction (`graph_mtp`). The graph of
-/// qwen4exp crashes; the graphs of bailingmoe3 and glm5-next were never tried.
+/// Architectures for which llama.cpp has a graph of the layers for multi-token prediction (`graph_mtp`).
 #[rustfmt::skip]
-const MTP_ARCHITECTURES: [&str; 13] = [
-    "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "hy_v3", "mimo2", "nemotron_h_moe",
-    "qwen35", "qwen35moe", "qwen3next", "step35",
+const MTP_ARCHITECTURES: [&str; 15] = [
+    "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "hy_v3", "mimo2",
+    "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "qwen4exp", "step35",
 ];
 
 /// Layer and rest of the name of a layer's tensor.
@@ -54,7 +53,12 @@ impl Gguf {
         let first = self.n_layers_run();
         let has_graph = MTP_ARCHITECTURES.contains(&self.architecture());
         let is_there = has_graph && self.tensor(&format!("blk.{first}.nextn.eh_proj.weight")).is_some();
-        is_there.then(|| first..self.number("block_count").unwrap_or(first))
+        let layers = first..self.number("block_count").unwrap_or(first);
+        // Beside layers that pool their keys, qwen4exp's graph of one that does not reads an input that nobody sets.
+        let ratios = self.numbers("attention.compress_ratios").unwrap_or_default();
+        let pools = |layer: u64| ratios.get(layer as usize).is_none_or(|ratio| *ratio > 0);
+        let is_even = ratios.iter().all(|ratio| *ratio == 0) || layers.clone().all(pools);
+        (is_there && (is_even || self.architecture() != "qwen4exp")).then_some(layers)
     }
 
     pub fn tensors_from(&self, first: u64) -> impl Iterator<Item = &TensorInfo> {

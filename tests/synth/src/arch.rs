@@ -194,8 +194,8 @@ pub(super) enum KeyValue {
     RopeSections,
     /// One length per layer, 0 outside of these layers.
     InLayers(Scope, Dim),
-    /// One number per layer, in turn; 0 in layers of multi-token prediction.
-    Turns(&'static [u32]),
+    /// One number per layer, in turn, and that of layers for multi-token prediction.
+    Turns(&'static [u32], u32),
     /// As `Turns`, without the layers of multi-token prediction.
     MainTurns(&'static [u32]),
     /// Numbers of 32 bits.

@@ -143,6 +143,12 @@ mod hybrid {
         row(MoeShared, "ffn_up_shexp.weight", &[Embd, FfShared], Matrix),
         row(MoeShared, "ffn_down_shexp.weight", &[FfShared, Embd], Residual),
     ];
+    pub const BAILING_NEXTN: &[Row] = &[
+        row(Mtp, "nextn.eh_proj.weight", &[Times(2, &Embd), Embd], Matrix),
+        row(Mtp, "nextn.enorm.weight", &[Embd], Norm),
+        row(Mtp, "nextn.hnorm.weight", &[Embd], Norm),
+        row(Mtp, "layer_output_norm.weight", &[Embd], Norm),
+    ];
     pub const NEXTN_NORM: &[Row] = &[row(Mtp, "post_attention_norm.weight", &[Embd], Norm)];
     pub const LATENT_EXPERTS: &[Row] = &[
         row(Moe, "ffn_gate_inp.weight", &[Embd, Experts], Router),
@@ -230,7 +236,7 @@ pub(super) const ARCHS: &[Arch] = &[
         state_keys: &[("full_attention_interval", Int(4))],
         multi_head: true, ff_is_expert: true, mixing: AttentionEvery(4), ..Arch::PLAIN },
     Arch { name: "bailingmoe3", tensors: &[MODEL, NORM, KIMI_DELTA, BAILING_GATES, COMPRESSED_QUERIES, LATENT, FFN_NORM,
-        DENSE, EXPERTS, SELECTION_BIAS, SHARED],
+        DENSE, EXPERTS, SELECTION_BIAS, SHARED, BAILING_NEXTN],
         keys: &[("attention.q_lora_rank", Size(LoraQ)), ("kda.gate_lower_bound", Float(-5.0))],
         state_keys: KIMI_DELTA_KEYS,
         shared: AT_LEAST_ONE, dense_lead: Some(1), gating: SIGMOID, mixing: AttentionEvery(4), ..Arch::PLAIN },

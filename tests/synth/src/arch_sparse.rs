@@ -144,7 +144,7 @@ mod qwen4exp {
         ("attention.indexer.head_count", Int(INDEX_HEADS)),
         ("attention.indexer.key_length", Int(INDEX_WIDTH)),
         ("attention.indexer.top_k", Int(8)),
-        ("attention.compress_ratios", Turns(&[0, 0, 0, 4])),
+        ("attention.compress_ratios", Turns(&[0, 0, 0, 4], 4)),
         ("ple.layers", List(&[0])),
         ("ple.ngram_size", Int(2)),
         ("ple.heads_per_ngram", Int(1)),
@@ -248,7 +248,7 @@ const DEEPSEEK4_KEYS: &[Key] = &[
     ("attention.output_group_count", Size(Heads)),
     ("attention.output_lora_rank", Int(32)),
     ("attention.compress_rope_freq_base", Float(160_000.0)),
-    ("attention.compress_ratios", Turns(&[0, 4, 128, 4])),
+    ("attention.compress_ratios", Turns(&[0, 4, 128, 4], 0)),
     ("rope.dimension_count", Size(Rope)),
     ("hyper_connection.count", Int(STREAMS)),
     ("hyper_connection.sinkhorn_iterations", Int(4)),
@@ -290,7 +290,7 @@ const SHARING_KEYS: &[Key] = &join::<{ SPARSE_KEYS.len() + 5 }>(
 const GLM5_NEXT_KEYS: &[Key] = &join::<{ INDEX_KEYS.len() + 17 }>(
     INDEX_KEYS,
     &[
-        ("attention.head_count_kv", Turns(&[0, 1])),
+        ("attention.head_count_kv", Turns(&[0, 1], 0)),
         ("attention.q_lora_rank", Size(LoraQ)),
         ("attention.kv_lora_rank", Size(LoraKv)),
         ("attention.key_length", Size(LoraKv)),

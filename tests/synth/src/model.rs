@@ -191,7 +191,9 @@ fn key_value(value: KeyValue, spec: &Spec, sizes: &Sizes) -> Value {
             let length = |layer| if occurs(scope, layer, spec, sizes) { sizes.at(layer).of(dim) as u32 } else { 0 };
             Value::array((0..spec.layers + spec.mtp).map(length))
         }
-        KeyValue::Turns(turns) => Value::array(in_turn(turns, spec).chain((0..spec.mtp).map(|_| 0))),
+        KeyValue::Turns(turns, predicting) => {
+            Value::array(in_turn(turns, spec).chain((0..spec.mtp).map(|_| predicting)))
+        }
         KeyValue::MainTurns(turns) => Value::array(in_turn(turns, spec)),
         KeyValue::List(numbers) => Value::array(numbers.iter().copied()),
         KeyValue::Sizes(dims) => Value::array(dims.iter().map(|dim| sizes.of(*dim))),

@@ -3,6 +3,7 @@
 #include "guard.h"
 
 #include "common.h"
+#include "llama-ext.h"
 #include "llama.h"
 #include "log.h"
 #include "speculative.h"
@@ -78,6 +79,12 @@ hobbit_speculative * hobbit_speculative_init(llama_context * target, llama_conte
         made->drafters.reset(common_speculative_init(params, n_sequences));
         if (!made->drafters) {
             throw std::invalid_argument("no source of drafts");
+        }
+        if (made->mtp != nullptr) {
+            // The drafter has said which hidden states it wants, after the context reserved its buffers: qwen4exp's
+            // graph differs then in a way that ggml's allocator does not see. This changes nothing, but makes the
+            // context reserve them again.
+            llama_set_embeddings_layer_inp(draft, 0, false);
         }
         return made.release();
     });

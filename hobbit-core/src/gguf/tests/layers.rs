@@ -31,6 +31,23 @@ fn layers_for_multi_token_prediction_do_not_run() {
     assert_eq!(gguf(&[], &tensors).n_layers_run(), u64::MAX);
 }
 
+/// llama.cpp reads an input that nobody sets where only other layers pool their keys.
+#[test]
+fn layers_of_qwen4exp_that_do_not_pool_predict_nothing() {
+    let of = |ratios: &[u32]| {
+        let mut header = HeaderBuilder::new(32).unwrap();
+        header.key("general.architecture", "qwen4exp").unwrap();
+        header.key("qwen4exp.block_count", 3u32).unwrap();
+        header.key("qwen4exp.nextn_predict_layers", 1u32).unwrap();
+        header.key("qwen4exp.attention.compress_ratios", Value::array(ratios.iter().copied())).unwrap();
+        header.tensor("blk.2.nextn.eh_proj.weight", GgmlType::F32, &[32]).unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), header.finish().header).unwrap();
+        Gguf::open_partial(file.path()).unwrap().mtp_layers()
+    };
+    assert_eq!([of(&[0, 4, 4]), of(&[0, 0, 0]), of(&[0, 4, 0])], [Some(2..3), Some(2..3), None]);
+}
+
 #[test]
 fn experts_used_are_one_number_or_one_for_each_layer() {
     let one = gguf(&[("expert_used_count", 8u32.into())], &[]);
