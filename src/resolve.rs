@@ -155,12 +155,9 @@ impl HiArgs {
         let until_full = predict == Some(-2);
         let escape = low.prompt.text.escape.0;
         let speculation = low.speculation.options();
-        let n_drafts = speculation.as_ref().map_or(0, |drafts| drafts.n_max);
         let mut run = Run::new(&low.run, around, |session| {
             session.context_shift &= !until_full;
-            // Each draft's logits are wanted, and those of the token before.
-            session.n_outputs_max += n_drafts;
-            session.rollback = n_drafts;
+            speculation.iter().for_each(|drafts| drafts.prepare(session));
         })?;
         let json_schema = json_schema(&low.sampling, around)?;
         let projector = low.media.options(&run.session_options);

@@ -313,9 +313,10 @@ pub fn reserve_draft(
     options: ModelOptions,
     session: &SessionOptions,
 ) -> Result<ModelOptions> {
-    let mtp = speculation.is_some_and(|drafts| drafts.sources.contains(&DraftSource::DraftMtp));
+    let draft = speculation.and_then(|drafts| drafts.draft.as_ref());
+    let mtp = speculation.is_some_and(|drafts| drafts.sources.contains(&DraftSource::DraftMtp)) && draft.is_none();
     let options = ModelOptions { mtp, ..options };
-    let Some(draft) = speculation.and_then(|drafts| drafts.draft.as_ref()) else { return Ok(options) };
+    let Some(draft) = draft else { return Ok(options) };
     let bytes = hobbit::engine::draft_bytes(draft, session).context("-md")?;
     Ok(ModelOptions { reserved_bytes: options.reserved_bytes.saturating_add(bytes), ..options })
 }

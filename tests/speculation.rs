@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use hobbit::engine::{DraftRequest, NoSpeculation};
+use hobbit::engine::{DraftRequest, NoSpeculation, draft_bytes};
 use hobbit::options::{DraftOptions, DraftSource, FlashAttn, KvType, SpeculationOptions};
 use hobbit::{
     BatchToken, CachingOptions, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions, StopReason,
@@ -13,11 +13,12 @@ use hobbit::{
 };
 use hobbit_core::cache::CacheState;
 use hobbit_core::cache::policy::PolicyKind;
+use hobbit_core::gguf::Gguf;
 use hobbit_core::plan::ExpertCache;
 use hobbit_core::speculation::GateReport;
 use hobbit_synth::{self as synth, Format, Spec};
 
-use crate::fixture::cli::{cli, demo_model};
+use crate::fixture::cli::{self, cli, demo_model};
 use crate::fixture::{bundled, demo_in_f32, predictable};
 
 fn settings() -> SessionOptions {
@@ -233,6 +234,93 @@ fn layers_for_multi_token_prediction_draft_without_harm() {
             assert!(report.steps_with_drafts + 1 >= report.steps, "{arch}: {report:?}");
         }
     }
+}
+
+/// Layers in a file of their own draft as those in the model's do, also beside a pack.
+#[test]
+fn layers_in_a_file_of_their_own_draft_as_the_models_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let archs = "qwen35moe glm4moe deepseek2 deepseek32 deepseek4 mimo2 nemotron_h_moe hy_v3 step35 glm-dsa cohere2moe \
+                 qwen4exp bailingmoe3";
+    let sampling = SamplingOptions { ignore_eos: true, ..greedy() };
+    for arch in archs.split(' ') {
+        let (whole, prompt, settings, speculation) = predicting((arch, 1), dir.path());
+        let spec = Spec { seed: 3, types: vec![Format::F32], ..Spec::tiny(arch) };
+        let [trunk, head] = ["trunk", "head"].map(|name| dir.path().join(format!("{arch}.{name}.gguf")));
+        synth::write(&trunk, &spec).unwrap();
+        synth::write(&head, &Spec { mtp: 1, only_mtp: true, ..spec }).unwrap();
+        let apart = SpeculationOptions {
+            draft: Some(DraftOptions { path: head, ..DraftOptions::default() }),
+            ..speculation.clone()
+        };
+        let run = |path: &Path, mtp: bool, passthrough: bool, speculation: &SpeculationOptions| {
+            let model = open_mtp(path, mtp, passthrough);
+            let mut session =
+                session(&model, &settings, Some(&SpeculationOptions { fixed: true, ..speculation.clone() }));
+            let found = generate(&mut session, &sampling, &prompt, 40);
+            (found, report(&session).drafted, report(&session).accepted)
+        };
+        let expected = run(&whole, true, false, &speculation);
+        assert!(expected.1 > 0, "{arch}");
+        for passthrough in [false, true] {
+            assert_eq!(run(&trunk, false, passthrough, &apart), expected, "{arch}, passthrough {passthrough}");
+        }
+    }
+}
+
+#[test]
+fn layers_of_another_model_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, spec: &Spec| {
+        let path = dir.path().join(format!("{name}.gguf"));
+        synth::write(&path, spec).unwrap();
+        path
+    };
+    let head = Spec { mtp: 1, only_mtp: true, ..Spec::tiny("glm4moe") };
+    let model = open(&write("model", &Spec::tiny("glm4moe")), ExpertCache::Percent(50.0));
+    let speculation = |path: PathBuf, n_ctx: u32| SpeculationOptions {
+        sources: vec![DraftSource::DraftMtp],
+        draft: Some(DraftOptions { path, n_ctx, ..DraftOptions::default() }),
+        ..lookup()
+    };
+    let good = write("good", &head);
+    let no_embeddings = Spec { without: vec!["token_embd.weight"], ..head.clone() };
+    for (path, n_ctx, reason) in [
+        (write("whole", &Spec { only_mtp: false, ..head.clone() }), 0, "it has a whole model"),
+        (write("none", &Spec::tiny("glm4moe")), 0, "it has no layers for multi-token prediction"),
+        (write("other", &Spec { arch: "hy_v3".into(), ..head.clone() }), 0, "for hy_v3, and the model is glm4moe"),
+        (write("wide", &Spec { embd: 512, ..head.clone() }), 0, "have 512 numbers, and the model's 256"),
+        (write("words", &Spec { vocab: head.vocab + 512, ..head.clone() }), 0, "its vocabulary is not the model's"),
+        (write("bare", &no_embeddings), 0, "it lacks embeddings of its own"),
+        (good.clone(), 512, "leave out -cd"),
+        (dir.path().join("absent.gguf"), 0, "absent.gguf"),
+    ] {
+        let mut session = model.session(&settings()).unwrap();
+        let error = session.speculate(&speculation(path, n_ctx)).expect_err(reason).to_string();
+        assert!(error.contains(reason), "{reason}: {error}");
+        session.feed(&[1, 2, 3]).unwrap();
+    }
+    let good = speculation(good, 0);
+    model.session(&settings()).unwrap().speculate(&good).unwrap();
+    let draft = good.draft.unwrap();
+    let bytes = draft_bytes(&draft, &settings()).unwrap();
+    let tensors = Gguf::open(&draft.path).unwrap().tensor_bytes();
+    assert!(bytes > tensors && bytes < tensors + (64 << 20), "{bytes} bytes, {tensors} of tensors");
+}
+
+/// Their memory counts, and the file says by itself how it drafts.
+#[test]
+fn the_program_drafts_with_layers_in_a_file_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let [model, head] = ["model.gguf", "head.gguf"].map(|name| dir.path().join(name));
+    synth::write(&model, &Spec::tiny("qwen4exp")).unwrap();
+    synth::write(&head, &Spec { mtp: 1, only_mtp: true, ..Spec::tiny("qwen4exp") }).unwrap();
+    let base = ["-c", "512", "-n", "30", "--ignore-eos", "--temp", "0", "-p", "a b c", "-no-cnv", "-t", "1"];
+    let run = |more: &[&str]| cli::run(&model, &[&base, more].concat()).expect(0);
+    let plain = run(&[]);
+    let drafting = run(&["-md", head.to_str().unwrap(), "--draft-fixed"]);
+    assert_eq!(drafting.stdout, plain.stdout);
+    assert!(drafting.stderr.contains("drafts accepted"), "{}", drafting.stderr);
 }
 
 /// The second context goes back with the first, and starts over where it cannot follow.

@@ -111,6 +111,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
     let n_outputs = n_slots.max(SCORED_AT_ONCE);
     let Run { model, mut model_options, session_options, .. } = Run::new(&run, around, |session| {
         session.n_seq_max = n_slots;
+        speculation.iter().for_each(|drafts| drafts.prepare(session));
         session.n_outputs_max = if embeds { 0 } else { n_outputs };
         // Any set of generating slots is computed in one batch.
         session.kv_unified = true;
@@ -121,7 +122,6 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
             (session.n_batch, session.n_ubatch_max) = (session.n_ubatch, 0);
         }
         session.context_shift = false;
-        session.rollback = speculation.as_ref().map_or(0, |drafts| drafts.n_max);
     })?;
     model_options.reserved_bytes = held::reserved(http.max_body);
     let aliases = &mut http.alias;

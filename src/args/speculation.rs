@@ -1,19 +1,21 @@
 //! Flags of speculative decoding, with llama.cpp's names.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
 use super::{gpu_layers, probability};
 use crate::argv::Switch;
 use hobbit::options::{DeviceChoice, DraftOptions, DraftSource, SpeculationOptions};
+use hobbit_core::gguf::Gguf;
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Speculative decoding")]
 pub struct SpeculationArgs {
     /// Where drafts come from: ngram-cache, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod (the text itself),
-    /// draft-simple (a draft model), draft-mtp (the model's own layers), none; comma-separated. The text is that
-    /// without drafts (default: draft-simple with -md, ngram-cache with -lcs or -lcd)
+    /// draft-simple (a draft model), draft-mtp (layers of the model's own, or in the file of -md), none;
+    /// comma-separated. The text is that without drafts (default: with -md as its file says, ngram-cache with -lcs or
+    /// -lcd)
     #[arg(long, value_name = "TYPES", value_delimiter = ',', env = "LLAMA_ARG_SPEC_TYPE", value_parser = source)]
     pub spec_type: Vec<Source>,
     /// Most tokens to draft in one step; at most 15 are (default: 8, with draft-mtp 3)
@@ -49,6 +51,15 @@ pub struct SpeculationArgs {
     pub lookup_cache_dynamic: Option<PathBuf>,
 }
 
+/// Sources that a draft in a file of its own may be.
+const DRAFTING_FILES: [DraftSource; 2] = [DraftSource::DraftSimple, DraftSource::DraftMtp];
+
+/// How the model of a file drafts. One that cannot be read is refused later.
+fn drafts_as(path: &Path) -> DraftSource {
+    let is_head = Gguf::open(path).is_ok_and(|gguf| gguf.is_mtp_head());
+    if is_head { DraftSource::DraftMtp } else { DraftSource::DraftSimple }
+}
+
 /// A word of `--spec-type`; `None` stands for `none`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source(Option<DraftSource>);
@@ -71,7 +82,7 @@ impl SpeculationArgs {
         if self.spec_type.is_empty() {
             let has_lookup = self.lookup_cache_static.is_some() || self.lookup_cache_dynamic.is_some();
             sources.extend(has_lookup.then_some(DraftSource::NgramCache));
-            sources.extend(self.spec_draft_model.is_some().then_some(DraftSource::DraftSimple));
+            sources.extend(self.spec_draft_model.as_deref().map(drafts_as));
         }
         // llama.cpp drafts this many tokens with these layers, even where fewer are asked for.
         let usual = if sources.contains(&DraftSource::DraftMtp) { 3 } else { 8 };
@@ -92,7 +103,7 @@ impl SpeculationArgs {
             fixed: self.draft_fixed.0,
             lookup_static: self.lookup_cache_static.clone(),
             lookup_dynamic: self.lookup_cache_dynamic.clone(),
-            draft: draft.filter(|_| sources.contains(&DraftSource::DraftSimple)),
+            draft: draft.filter(|_| sources.iter().any(|source| DRAFTING_FILES.contains(source))),
             sources,
         })
     }

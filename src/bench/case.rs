@@ -240,14 +240,12 @@ impl Case {
 
     /// Options for a session of either engine.
     pub fn session_options(&self) -> Result<SessionOptions> {
-        let n_drafts = self.speculation()?.map_or(0, |drafts| drafts.n_max);
-        Ok(SessionOptions {
+        let mut session = SessionOptions {
             n_ctx: u32::try_from(self.test.n_tokens())?.next_multiple_of(256),
             n_batch: self.n_batch,
             n_ubatch: self.n_ubatch.min(self.n_batch),
             n_ubatch_max: self.n_ubatch_max,
-            n_outputs_max: 1 + n_drafts,
-            rollback: n_drafts,
+            n_outputs_max: 1,
             threads: Some(self.threads),
             flash_attn: self.flash_attn.parse()?,
             type_k: self.type_k.parse()?,
@@ -255,7 +253,9 @@ impl Case {
             kv_offload: !self.no_kv_offload,
             warmup: false,
             ..SessionOptions::default()
-        })
+        };
+        self.speculation()?.iter().for_each(|drafts| drafts.prepare(&mut session));
+        Ok(session)
     }
 }
 

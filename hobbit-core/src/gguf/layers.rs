@@ -61,6 +61,15 @@ impl Gguf {
         (is_there && (is_even || self.architecture() != "qwen4exp")).then_some(layers)
     }
 
+    /// Whether the file has a model's layers for multi-token prediction, and not those that run.
+    pub fn is_mtp_head(&self) -> bool {
+        let runs = |layers: &Range<u64>| {
+            let layer = |name: &str| layer_of(name).is_some_and(|(layer, _)| layer < layers.start);
+            self.tensors.iter().any(|tensor| layer(&tensor.name))
+        };
+        self.mtp_layers().is_some_and(|layers| !runs(&layers))
+    }
+
     pub fn tensors_from(&self, first: u64) -> impl Iterator<Item = &TensorInfo> {
         let is_behind = move |name: &str| layer_of(name).is_some_and(|(layer, _)| layer >= first);
         self.tensors.iter().filter(move |tensor| is_behind(&tensor.name))

@@ -181,15 +181,29 @@ pub struct SpeculationOptions {
     pub lookup_static: Option<PathBuf>,
     /// Lookup cache of earlier texts.
     pub lookup_dynamic: Option<PathBuf>,
+    /// Model of [`DraftSource::DraftSimple`], or layers of [`DraftSource::DraftMtp`] in a file of their own.
     pub draft: Option<DraftOptions>,
 }
 
 impl SpeculationOptions {
     /// Most drafts of one step: with the token before them they are decoded, not read like a prompt.
     pub const DRAFTS_MAX: u32 = DECODE_TOKENS_MAX as u32 - 1;
+
+    /// Most tokens of a ubatch of which a drafter reads hidden states: it has buffers for as many.
+    const READ_AT_ONCE: u32 = 2048;
+
+    /// Gives a session what drafts need: logits of each draft, states to go back to, and ubatches that a drafter can
+    /// read at once.
+    pub fn prepare(&self, session: &mut SessionOptions) {
+        session.n_outputs_max += self.n_max;
+        session.rollback = self.n_max;
+        if self.sources.contains(&DraftSource::DraftMtp) {
+            session.n_ubatch_max = session.n_ubatch_max.min(Self::READ_AT_ONCE);
+        }
+    }
 }
 
-/// The model of [`DraftSource::DraftSimple`]. Its other settings are the target's.
+/// A draft in a file of its own. Its other settings are the target's.
 #[derive(Clone, Debug, PartialEq, SmartDefault)]
 pub struct DraftOptions {
     pub path: PathBuf,
@@ -217,7 +231,8 @@ pub enum DraftSource {
     NgramCache,
     /// A smaller model.
     DraftSimple,
-    /// The model's own layers for multi-token prediction ([`ModelOptions::mtp`](super::ModelOptions::mtp)).
+    /// Layers for multi-token prediction: the model's own ([`ModelOptions::mtp`](super::ModelOptions::mtp)), or those of
+    /// a file that has no others.
     DraftMtp,
 }
 

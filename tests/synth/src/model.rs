@@ -25,19 +25,23 @@ const LOGIT_SPREAD: f32 = 3.0;
 /// How strongly all layers together change the residual stream, against an embedding of spread 1.
 const RESIDUAL_GAIN: f32 = 3.0;
 
+/// Embeddings that layers read beside their input. Layers for multi-token prediction have none.
+const LAYERS_EMBEDDINGS: &str = "per_layer_token_embd.weight";
+
 /// All tensors, in the order of the file.
 pub(super) fn tensors(spec: &Spec, sizes: &Sizes) -> anyhow::Result<Vec<Tensor>> {
     let is_there = |row: &&Row| row.dims.iter().all(|dim| sizes.of(*dim) > 0);
     let rows = || sizes.arch.tensors.iter().copied().flatten().filter(is_there);
     let mut tensors = Vec::new();
-    for row in rows().filter(|row| row.scope == Scope::Model) {
+    let is_left_out = |row: &&Row| spec.without.contains(&row.name) || spec.only_mtp && row.name == LAYERS_EMBEDDINGS;
+    for row in rows().filter(|row| row.scope == Scope::Model && !is_left_out(row)) {
         tensors.push(tensor(spec, sizes, row, row.name.to_owned(), 0)?);
     }
     let mut moe_index = 0;
     for layer in 0..spec.layers + spec.mtp {
         let (moe, own) = (spec.is_moe_layer(layer, sizes), sizes.at(layer));
         let is_in_layer = |row: &&Row| occurs(row.scope, layer, spec, sizes) && !spec.without.contains(&row.name);
-        for row in rows().filter(is_in_layer) {
+        for row in rows().filter(is_in_layer).filter(|_| layer >= spec.layers || !spec.only_mtp) {
             tensors.push(tensor(spec, &own, row, format!("blk.{layer}.{}", row.name), moe_index)?);
         }
         moe_index += usize::from(moe);
@@ -162,6 +166,9 @@ pub(super) fn keys(spec: &Spec, sizes: &Sizes) -> Vec<(String, Value)> {
     for (key, value) in arch.keys.iter().chain(arch.state_keys).chain(uneven) {
         own.retain(|(known, _)| known != key);
         own.push((key, key_value(*value, spec, sizes)));
+    }
+    if spec.only_mtp {
+        own.retain(|(key, _)| !key.starts_with("ple."));
     }
     let mut keys: Vec<(String, Value)> = vec![
         ("general.architecture".to_owned(), arch.name.into()),

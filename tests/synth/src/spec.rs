@@ -46,6 +46,8 @@ pub struct Spec {
     pub dense_lead: Option<u32>,
     /// Layers of multi-token prediction after the others (`nextn_predict_layers`).
     pub mtp: u32,
+    /// Of the layers, only those for multi-token prediction: a file for a model without them.
+    pub only_mtp: bool,
     /// Only every n-th layer has experts (Llama 4).
     pub moe_step: u32,
     /// Router's gate; `None`: as usual for the architecture.
@@ -58,7 +60,7 @@ pub struct Spec {
     pub fused: bool,
     /// A scale per expert (`ffn_*_exps.scale`).
     pub expert_scales: bool,
-    /// Tensors that no layer has, by their names without the layer: `ffn_gate_exps.scale`. llama.cpp refuses the file
+    /// Tensors that the file has not, by their names without the layer: `ffn_gate_exps.scale`. llama.cpp refuses the file
     /// if it needs them.
     pub without: Vec<&'static str>,
     /// Query heads.
@@ -128,6 +130,7 @@ impl Spec {
             shared: None,
             dense_lead: None,
             mtp: 0,
+            only_mtp: false,
             moe_step: 1,
             gating: None,
             groups: None,

@@ -24,6 +24,8 @@ pub struct Context {
     // Dropped before the context that it reads.
     mtp: Option<Box<Context>>,
     context: Owned<llama_context>,
+    /// The model, if no one else has it. Dropped after the context.
+    _model: Option<Box<RawModel>>,
 }
 
 // SAFETY: a context may move between threads as long as one uses it at a time, which its owners' `&mut` ensures.
@@ -38,7 +40,7 @@ impl Context {
     pub(crate) unsafe fn new(model: &RawModel, params: llama_context_params) -> Result<Self, String> {
         // SAFETY: by the caller.
         let make = |message, capacity| unsafe { shim::hobbit_context_init(model.as_ptr(), params, message, capacity) };
-        with_message(make).map(|context| Self { mtp: None, context: Owned(context) })
+        with_message(make).map(|context| Self { mtp: None, context: Owned(context), _model: None })
     }
 
     /// As [`Self::new`], with a second context for the model's layers for multi-token prediction, which forgets, copies
@@ -53,19 +55,42 @@ impl Context {
         // SAFETY: by the caller; the second context is dropped first.
         unsafe {
             let mut own = Self::new(model, params)?;
-            let params = llama_context_params {
-                ctx_type: llama::LLAMA_CONTEXT_TYPE_MTP,
-                ctx_other: own.as_ptr(),
-                n_ctx: own.n_ctx(),
-                n_rs_seq: 0,
-                // The next token of each sequence.
-                n_outputs_max: params.n_seq_max,
-                cb_eval: None,
-                ..params
-            };
-            own.mtp = Some(Box::new(Self::new(model, params)?));
+            own.mtp = Some(Box::new(Self::new(model, own.params_of_mtp(params))?));
             Ok(own)
         }
+    }
+
+    /// Parameters of the second context of one that was made with `params`.
+    fn params_of_mtp(&self, params: llama_context_params) -> llama_context_params {
+        let own = Self::params_of_head(params);
+        llama_context_params { ctx_other: self.as_ptr(), n_ctx: self.n_ctx(), n_batch: self.n_batch() as u32, ..own }
+    }
+
+    /// Parameters of a context of layers for multi-token prediction alone, beside one with `params`.
+    pub(crate) fn params_of_head(params: llama_context_params) -> llama_context_params {
+        llama_context_params {
+            ctx_type: llama::LLAMA_CONTEXT_TYPE_MTP,
+            n_rs_seq: 0,
+            // The next token of each sequence.
+            n_outputs_max: params.n_seq_max,
+            cb_eval: None,
+            ..params
+        }
+    }
+
+    /// Makes the second context with a model of its own, which has only those layers. `params` are this context's.
+    ///
+    /// # Errors
+    /// llama.cpp's message, which may be empty.
+    ///
+    /// # Safety
+    /// All that `params` point to outlives the context.
+    pub(crate) unsafe fn add_head(&mut self, model: RawModel, params: llama_context_params) -> Result<(), String> {
+        // SAFETY: by the caller; the model is dropped after the context.
+        let mut own = unsafe { Self::new(&model, self.params_of_mtp(params))? };
+        own._model = Some(Box::new(model));
+        self.mtp = Some(Box::new(own));
+        Ok(())
     }
 
     /// The context for multi-token prediction.

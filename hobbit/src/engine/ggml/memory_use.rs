@@ -40,6 +40,11 @@ impl MemoryUse {
         Self::shared_by(context, 1 + ggml::devices().filter(shares).count() as u64)
     }
 
+    /// A batch's hidden states: the target's output, two copies, and the batch of the second context.
+    pub(crate) fn of_hidden_states(n_batch: u64, n_embd: u64) -> u64 {
+        4 * n_batch * n_embd * 4
+    }
+
     fn shared_by(context: &Context, n_backends: u64) -> Result<Self, OpenError> {
         unsafe extern "C" fn add(
             found: *mut c_void,
@@ -76,8 +81,7 @@ impl MemoryUse {
                 let model = llama::llama_get_model(own.as_ptr());
                 (llama::llama_n_batch(own.as_ptr()), llama::llama_model_n_embd_out(model).max(0) as u64)
             };
-            // A batch's hidden states: the target's output, two copies, and the batch of the second context.
-            found.mtp = compute + 4 * u64::from(n_batch) * n_embd * 4;
+            found.mtp = compute + Self::of_hidden_states(n_batch.into(), n_embd);
         }
         Ok(found)
     }

@@ -115,9 +115,6 @@ fn n_ctx_of(model: &Model, n_ctx: u32) -> u32 {
     if n_ctx == 0 { model.info().n_ctx_train } else { n_ctx }
 }
 
-/// Multi-token prediction has buffers for as many tokens as the model's.
-const WIDEST_WITH_MTP: u32 = 2048;
-
 /// The widths to try for a session's ubatches, the widest first; the usual one is the last.
 fn widths(model: &Model, options: &SessionOptions) -> Vec<u32> {
     let (shared, usual) = (&model.shared, options.n_ubatch.min(options.n_batch));
@@ -129,8 +126,7 @@ fn widths(model: &Model, options: &SessionOptions) -> Vec<u32> {
         // The plan has the buffers of the first session.
         || shared.experts.memories().is_some()
         || shared.followed.routes.is_some();
-    let most = if shared.options.mtp { WIDEST_WITH_MTP } else { u32::MAX };
-    let widest = options.n_ubatch_max.min(n_ctx_of(model, options.n_ctx)).min(most);
+    let widest = options.n_ubatch_max.min(n_ctx_of(model, options.n_ctx));
     let halves = std::iter::successors(Some(widest), |width| Some(width / 2));
     let wide = halves.take_while(|width| !is_fixed && *width > usual).map(|width| width / 64 * 64);
     wide.chain([usual]).collect()

@@ -2,6 +2,7 @@
 //! with the token before, and takes those that its sampler chooses by itself: the text is the same as without.
 
 mod draft;
+mod head;
 
 use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
@@ -101,9 +102,6 @@ impl Speculator {
             (context, tells) = (draft.session.context().as_ptr(), draft.session.decoder.announces);
         }
         if is_mtp {
-            if draft.is_some() {
-                return Err(OpenError::Speculation("draft-mtp and draft-simple exclude each other".to_owned()));
-            }
             context = target.context().mtp().map(Context::as_ptr).ok_or_else(|| {
                 OpenError::Speculation("draft-mtp: the model was opened without these layers".to_owned())
             })?;
@@ -314,6 +312,14 @@ impl Session {
     pub fn speculate(&mut self, options: &SpeculationOptions) -> Result<(), OpenError> {
         if let Some(reason) = self.no_speculation() {
             return Err(OpenError::Speculation(reason.to_string()));
+        }
+        let has = |source| options.sources.contains(&source);
+        if has(DraftSource::DraftMtp) && has(DraftSource::DraftSimple) {
+            return Err(OpenError::Speculation("draft-mtp and draft-simple exclude each other".to_owned()));
+        }
+        if let Some(draft) = options.draft.as_ref().filter(|_| has(DraftSource::DraftMtp)) {
+            self.speculator = None;
+            head::add(draft, self)?;
         }
         self.speculator = Some(Box::new(Speculator::new(self, options)?));
         Ok(())

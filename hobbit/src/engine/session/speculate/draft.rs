@@ -2,7 +2,7 @@
 
 use ggml_sys::shim::hobbit_vocabularies_agree;
 
-use super::Wanted;
+use super::{Wanted, head};
 use crate::engine::error::{EvalError, OpenError};
 use crate::engine::ggml;
 use crate::engine::ggml::raw::BatchToken;
@@ -27,12 +27,15 @@ const STEP_TOKENS: usize = 16;
 /// A file that cannot be read, or that llama.cpp refuses.
 pub fn draft_bytes(draft: &DraftOptions, target: &SessionOptions) -> Result<u64, OpenError> {
     ggml::ready();
-    let options = model_options(draft);
-    needs::bytes_beside(&Gguf::open(&draft.path)?, &options, &session_options(draft, target))
+    let (gguf, options) = (Gguf::open(&draft.path)?, model_options(draft));
+    if gguf.is_mtp_head() {
+        return head::bytes(draft, &gguf, target);
+    }
+    needs::bytes_beside(&gguf, &options, &session_options(draft, target))
 }
 
 /// Repacking would take memory once more, for products that are narrow.
-fn model_options(draft: &DraftOptions) -> ModelOptions {
+pub(super) fn model_options(draft: &DraftOptions) -> ModelOptions {
     // -1 is 'auto', -2 'all'.
     let on_cpu = draft.devices.is_none() && matches!(draft.n_gpu_layers, -1 | 0);
     ModelOptions {
