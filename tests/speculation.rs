@@ -16,10 +16,10 @@ use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::plan::ExpertCache;
 use hobbit_core::speculation::GateReport;
-use hobbit_synth::{self as synth, Format, Spec};
+use hobbit_synth::{self as synth, Drafter, Format, Spec};
 
 use crate::fixture::cli::{self, cli, demo_model};
-use crate::fixture::{bundled, demo_in_f32, predictable};
+use crate::fixture::{alter, bundled, demo_in_f32, predictable};
 
 fn settings() -> SessionOptions {
     let (type_k, type_v) = (KvType::F32, KvType::F32);
@@ -268,6 +268,127 @@ fn layers_in_a_file_of_their_own_draft_as_the_models_do() {
     }
 }
 
+/// Drafts that read the hidden states of a model's layers: on random weights the text stays, and where model and draft
+/// always say the same token, nearly all drafts are taken.
+#[test]
+fn drafts_that_read_hidden_states_follow_the_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let sampling = SamplingOptions { ignore_eos: true, ..greedy() };
+    let prompt: Vec<Token> = (0..150).map(|at| 3 + at * at % 23 % 40).collect();
+    let sources = [
+        (Drafter::Eagle3, DraftSource::DraftEagle3),
+        (Drafter::Dflash, DraftSource::DraftDflash),
+        (Drafter::Dspark, DraftSource::DraftDspark),
+    ];
+    let archs = ["qwen3moe", "gpt-oss", "qwen35moe", "lfm2moe"];
+    // DSpark differs from DFlash in what it makes of the guesses.
+    let cases = sources.into_iter().flat_map(|source| archs.map(|arch| (source, arch)));
+    let cases = cases.filter(|((drafter, _), arch)| *drafter != Drafter::Dspark || *arch == "qwen3moe");
+    for (((drafter, source), arch), constant) in cases.flat_map(|case| [(case, false), (case, true)]) {
+        let what = format!("{source} for {arch}, constant: {constant}");
+        // Every token uses all experts: by width, last bits differ, and a router's choice might.
+        let tiny = Spec::tiny(arch);
+        let (types, dense_type) = (vec![Format::F32], Some(Format::F32));
+        let spec = Spec { seed: 3, types, dense_type, topk: tiny.experts, ..tiny };
+        let [model, draft] = ["model", "draft"].map(|name| dir.path().join(format!("{name}.gguf")));
+        for path in [&model, &draft] {
+            _ = std::fs::remove_file(path);
+        }
+        synth::write(&model, &spec).unwrap();
+        drafter.write(&draft, &spec, &[1, 2, 3], !constant).unwrap();
+        if constant {
+            // Every token is embedded alike, and no layer adds anything.
+            for path in [&model, &draft] {
+                alter(path, |name, width, at, value| match name {
+                    "token_embd.weight" => 1.0 + (at % width) as f32 / width as f32,
+                    "output_norm.weight" | "token_embd_norm.weight" => 1.0,
+                    // The last of the three.
+                    "fc.weight" => f32::from(at % width == at / width + 2 * width / 3),
+                    _ if ["attn_output", "ffn_down", "shortconv.out_proj", "ssm_out", "markov"]
+                        .iter()
+                        .any(|part| name.contains(part)) =>
+                    {
+                        0.0
+                    }
+                    _ => value,
+                });
+            }
+        }
+        let settings = SessionOptions { rollback: 3, n_seq_max: 2, n_outputs_max: 8, ..settings() };
+        let options = SpeculationOptions {
+            sources: vec![source],
+            n_max: 3,
+            fixed: true,
+            draft: Some(DraftOptions { path: draft.clone(), ..DraftOptions::default() }),
+            ..lookup()
+        };
+        let run = |drafts: bool| {
+            let model = open(&model, ExpertCache::Percent(50.0));
+            let mut session = session(&model, &settings, drafts.then_some(&options));
+            let mut found = generate(&mut session, &sampling, &prompt, 40).0;
+            // Back, on, and from the start.
+            let mut sampler = Sampler::new(&model, &sampling).unwrap();
+            session.keep(100);
+            let from = session.n_past();
+            session.feed(&prompt[from..120]).unwrap();
+            found.extend(session.generate(&mut sampler, Some(20)).map(Result::unwrap));
+            session.reset();
+            session.feed(&prompt[..9]).unwrap();
+            found.extend(session.generate(&mut sampler, Some(20)).map(Result::unwrap));
+            (found, session.stats().speculation)
+        };
+        let (expected, (found, report)) = (run(false).0, run(true));
+        assert_eq!(found, expected, "{what}");
+        let report = report.unwrap();
+        assert!(report.drafted > 40, "{what}: {report:?}");
+        let is_accepted = report.accepted * 10 > report.drafted * 8;
+        assert_eq!(is_accepted, constant, "{what}: {report:?}");
+    }
+}
+
+#[test]
+fn drafts_that_read_another_models_hidden_states_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = Spec::tiny("qwen3moe");
+    let write = |name: &str, drafter: Drafter, target: &Spec, layers: &[u32]| {
+        let path = dir.path().join(format!("{name}.gguf"));
+        drafter.write(&path, target, layers, true).unwrap();
+        path
+    };
+    let write_model = |name: &str, spec: &Spec| {
+        let path = dir.path().join(format!("{name}.gguf"));
+        synth::write(&path, spec).unwrap();
+        path
+    };
+    let [own, other] = [&spec, &Spec::tiny("glm4moe")]
+        .map(|spec| open(&write_model(&format!("model of {}", spec.arch), spec), ExpertCache::Percent(50.0)));
+    let wide = Spec { embd: 512, ..spec.clone() };
+    let (eagle, dflash) = (DraftSource::DraftEagle3, DraftSource::DraftDflash);
+    let good = write("good", Drafter::Eagle3, &spec, &[0, 1, 3]);
+    for (model, source, path, reason) in [
+        (&own, dflash, good.clone(), "draft-dflash needs a draft of architecture dflash, and it is eagle3"),
+        (&own, eagle, write_model("whole", &spec), "needs a draft of architecture eagle3, and it is qwen3moe"),
+        (&own, dflash, write("dspark", Drafter::Dspark, &spec, &[1]), "no draft for draft-dflash: give draft-dspark"),
+        (&own, eagle, write("deep", Drafter::Eagle3, &spec, &[0, 1, 4]), "it reads layers [0, 1, 4]"),
+        (&own, eagle, write("two", Drafter::Eagle3, &spec, &[0, 1]), "it reads layers [0, 1]"),
+        (&own, eagle, write("wide", Drafter::Eagle3, &wide, &[0, 1, 2]), "of 512 numbers, and the model's have 256"),
+        (&other, eagle, good.clone(), "llama.cpp does not show the hidden states of glm4moe"),
+    ] {
+        let draft = Some(DraftOptions { path, ..DraftOptions::default() });
+        let options = SpeculationOptions { sources: vec![source], draft, ..lookup() };
+        let error = model.session(&settings()).unwrap().speculate(&options).expect_err(reason).to_string();
+        assert!(error.contains(reason), "{reason}: {error}");
+    }
+    let none = SpeculationOptions { sources: vec![eagle], ..lookup() };
+    let error = own.session(&settings()).unwrap().speculate(&none).unwrap_err().to_string();
+    assert!(error.contains("draft-eagle3 needs a draft made for this model (-md)"), "{error}");
+    let both = SpeculationOptions { sources: vec![DraftSource::DraftSimple, eagle], ..none };
+    let error = own.session(&settings()).unwrap().speculate(&both).unwrap_err().to_string();
+    assert!(error.contains("exclude each other"), "{error}");
+    let draft = DraftOptions { path: good, ..DraftOptions::default() };
+    assert!(draft_bytes(&draft, &settings()).unwrap() > Gguf::open(&draft.path).unwrap().tensor_bytes());
+}
+
 #[test]
 fn layers_of_another_model_are_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -441,7 +562,7 @@ fn a_generation_that_is_left_leaves_no_draft() {
         (found, session.n_past())
     };
     let expected = run(None);
-    for source in DraftSource::ALL.into_iter().filter(|source| *source != DraftSource::DraftMtp) {
+    for source in DraftSource::ALL.into_iter().filter(|source| !source.follows()) {
         let options = SpeculationOptions { sources: vec![source], ..drafted_by(demo_in_f32()) };
         assert_eq!(run(Some(&options)), expected, "{source}");
     }

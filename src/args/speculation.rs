@@ -13,12 +13,13 @@ use hobbit_core::gguf::Gguf;
 #[command(next_help_heading = "Speculative decoding")]
 pub struct SpeculationArgs {
     /// Where drafts come from: ngram-cache, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod (the text itself),
-    /// draft-simple (a draft model), draft-mtp (layers of the model's own, or in the file of -md), none;
-    /// comma-separated. The text is that without drafts (default: with -md as its file says, ngram-cache with -lcs or
-    /// -lcd)
+    /// draft-simple (a draft model), draft-mtp (layers of the model's own, or in the file of -md), draft-eagle3,
+    /// draft-dflash, draft-dspark (drafts made for this model), none; comma-separated. The text is that without drafts
+    /// (default: with -md as its file says, ngram-cache with -lcs or -lcd)
     #[arg(long, value_name = "TYPES", value_delimiter = ',', env = "LLAMA_ARG_SPEC_TYPE", value_parser = source)]
     pub spec_type: Vec<Source>,
-    /// Most tokens to draft in one step; at most 15 are (default: 8, with draft-mtp 3)
+    /// Most tokens to draft in one step; at most 15 are (default: 8, with draft-mtp and draft-eagle3 3, with
+    /// draft-dflash and draft-dspark 7)
     #[arg(long, value_name = "N", env = "LLAMA_ARG_SPEC_DRAFT_N_MAX")]
     pub spec_draft_n_max: Option<u32>,
     /// A model's drafts of fewer tokens are not evaluated
@@ -51,13 +52,9 @@ pub struct SpeculationArgs {
     pub lookup_cache_dynamic: Option<PathBuf>,
 }
 
-/// Sources that a draft in a file of its own may be.
-const DRAFTING_FILES: [DraftSource; 2] = [DraftSource::DraftSimple, DraftSource::DraftMtp];
-
 /// How the model of a file drafts. One that cannot be read is refused later.
 fn drafts_as(path: &Path) -> DraftSource {
-    let is_head = Gguf::open(path).is_ok_and(|gguf| gguf.is_mtp_head());
-    if is_head { DraftSource::DraftMtp } else { DraftSource::DraftSimple }
+    Gguf::open(path).map_or(DraftSource::DraftSimple, |gguf| gguf.drafts_as())
 }
 
 /// A word of `--spec-type`; `None` stands for `none`.
@@ -67,10 +64,6 @@ pub struct Source(Option<DraftSource>);
 fn source(word: &str) -> Result<Source, String> {
     match word {
         "none" => Ok(Source(None)),
-        "draft-eagle3" | "draft-dflash" | "draft-dspark" => Err(format!(
-            "{word} needs a draft made for one model's hidden states, which hobbit does not pass on; give ngram-cache, \
-             or draft-simple with -md"
-        )),
         _ => word.parse().map(|source| Source(Some(source))).map_err(|error| format!("{error}; or none")),
     }
 }
@@ -84,8 +77,7 @@ impl SpeculationArgs {
             sources.extend(has_lookup.then_some(DraftSource::NgramCache));
             sources.extend(self.spec_draft_model.as_deref().map(drafts_as));
         }
-        // llama.cpp drafts this many tokens with these layers, even where fewer are asked for.
-        let usual = if sources.contains(&DraftSource::DraftMtp) { 3 } else { 8 };
+        let usual = sources.iter().map(|source| source.usual_drafts()).min().unwrap_or_default();
         let n_max = self.spec_draft_n_max.unwrap_or(usual);
         if sources.is_empty() || self.spec_type.contains(&Source(None)) || n_max == 0 {
             return None;
@@ -103,7 +95,7 @@ impl SpeculationArgs {
             fixed: self.draft_fixed.0,
             lookup_static: self.lookup_cache_static.clone(),
             lookup_dynamic: self.lookup_cache_dynamic.clone(),
-            draft: draft.filter(|_| sources.iter().any(|source| DRAFTING_FILES.contains(source))),
+            draft: draft.filter(|_| sources.iter().any(|own| own.follows() || *own == DraftSource::DraftSimple)),
             sources,
         })
     }

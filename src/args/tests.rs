@@ -249,7 +249,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("--cpu-helper maybe", "unknown CPU helper setting 'maybe'"),
     ("-otd exps=CPU", "'-otd' is a flag of llama.cpp or ik_llama.cpp that hobbit does not have"),
     ("-hfd a/b", "give the draft model's file: -md FILE"),
-    ("--spec-type draft-eagle3", "made for one model's hidden states"),
     ("--spec-type lookup", "unknown type of speculative decoding 'lookup'"),
     ("--draft-p-min 2", "expected a number from 0 to 1"),
     ("--video x.mp4", "'--video' is a flag of llama.cpp or ik_llama.cpp that hobbit does not have: "),

@@ -380,11 +380,11 @@ mod tests {
         let cases = all("-p 100 -n 0 -b 64 -ctk q8_0 -fa on -nkvo 1 -ngl 3").unwrap();
         let session = cases[0].session_options().unwrap();
         assert_eq!((session.n_ctx, session.n_batch, session.n_ubatch), (256, 64, 64));
+        assert_eq!((session.type_k, session.flash_attn, session.kv_offload), (KvType::Q8_0, FlashAttn::On, false));
+        assert_eq!(cases[0].model_options().unwrap().n_gpu_layers, 3);
         let cases = all("-p 100 -n 0 -ub 64,auto").unwrap();
         let widths: Vec<_> = cases.iter().map(|case| (case.n_ubatch, case.n_ubatch_max)).collect();
         assert_eq!(widths, [(64, 0), (512, UBATCH_MAX)]);
-        assert_eq!((session.type_k, session.flash_attn, session.kv_offload), (KvType::Q8_0, FlashAttn::On, false));
-        assert_eq!(cases[0].model_options().unwrap().n_gpu_layers, 3);
     }
 
     #[test]

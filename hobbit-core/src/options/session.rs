@@ -181,7 +181,7 @@ pub struct SpeculationOptions {
     pub lookup_static: Option<PathBuf>,
     /// Lookup cache of earlier texts.
     pub lookup_dynamic: Option<PathBuf>,
-    /// Model of [`DraftSource::DraftSimple`], or layers of [`DraftSource::DraftMtp`] in a file of their own.
+    /// Model of [`DraftSource::DraftSimple`], or a draft that follows ([`DraftSource::follows`]) in a file of its own.
     pub draft: Option<DraftOptions>,
 }
 
@@ -197,7 +197,7 @@ impl SpeculationOptions {
     pub fn prepare(&self, session: &mut SessionOptions) {
         session.n_outputs_max += self.n_max;
         session.rollback = self.n_max;
-        if self.sources.contains(&DraftSource::DraftMtp) {
+        if self.sources.iter().any(|source| source.follows()) {
             session.n_ubatch_max = session.n_ubatch_max.min(Self::READ_AT_ONCE);
         }
     }
@@ -234,11 +234,34 @@ pub enum DraftSource {
     /// Layers for multi-token prediction: the model's own ([`ModelOptions::mtp`](super::ModelOptions::mtp)), or those of
     /// a file that has no others.
     DraftMtp,
+    /// A layer that reads hidden states of three of the model's layers.
+    DraftEagle3,
+    /// Layers that read hidden states of the model's layers, and guess several tokens at once.
+    DraftDflash,
+    /// As `DraftDflash`, with a chain over the guesses.
+    DraftDspark,
+}
+
+impl DraftSource {
+    /// Whether it reads the hidden states of every token that the model evaluates.
+    pub fn follows(self) -> bool {
+        matches!(self, Self::DraftMtp | Self::DraftEagle3 | Self::DraftDflash | Self::DraftDspark)
+    }
+
+    /// Most drafts of a step by default. Those that follow guess that many even where fewer are asked for.
+    pub fn usual_drafts(self) -> u32 {
+        match self {
+            Self::DraftMtp | Self::DraftEagle3 => 3,
+            Self::DraftDflash | Self::DraftDspark => 7,
+            _ => 8,
+        }
+    }
 }
 
 named! { DraftSource, "type of speculative decoding":
     NgramSimple = "ngram-simple", NgramMapK = "ngram-map-k", NgramMapK4v = "ngram-map-k4v", NgramMod = "ngram-mod",
     NgramCache = "ngram-cache", DraftSimple = "draft-simple", DraftMtp = "draft-mtp",
+    DraftEagle3 = "draft-eagle3", DraftDflash = "draft-dflash", DraftDspark = "draft-dspark",
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ mod arch;
 mod arch_hybrid;
 mod arch_sparse;
 mod arch_table;
+mod drafter;
 mod file;
 mod format;
 mod model;
@@ -29,6 +30,7 @@ mod spec;
 mod tests;
 pub mod vocab;
 
+pub use drafter::Drafter;
 pub use file::{Written, header, shard_names, write, write_with};
 pub use format::Format;
 pub use presets::presets;

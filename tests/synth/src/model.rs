@@ -211,7 +211,7 @@ fn in_turn(turns: &'static [u32], spec: &Spec) -> impl Iterator<Item = u32> {
     turns.iter().copied().cycle().take(spec.layers as usize)
 }
 
-fn vocab_keys(size: u32) -> Vec<(String, Value)> {
+pub(super) fn vocab_keys(size: u32) -> Vec<(String, Value)> {
     let vocab = Vocab::new(size);
     let pairs: Vec<(&str, Value)> = vec![
         ("model", "gpt2".into()),

@@ -23,6 +23,13 @@ struct sequence_text {
     llama_tokens drafts;
 };
 
+// What EAGLE3 has of a sequence: the first position of the last batch and its number, and the position that it keeps.
+struct last_batch {
+    llama_pos first = 0;
+    llama_pos n_rows = 0;
+    llama_pos pending = -1;
+};
+
 } // namespace
 
 struct hobbit_speculative {
@@ -32,20 +39,27 @@ struct hobbit_speculative {
     common_speculative_ptr     drafters;
     // As in hobbit_decode, of the draft's context.
     bool                       announces;
-    // The context for multi-token prediction, which reads the target's hidden states.
-    llama_context *            mtp = nullptr;
+    // The draft's context, if it reads the target's hidden states.
+    llama_context *            follower = nullptr;
+    // EAGLE3 keeps the last position of each sequence until it knows the token after it.
+    bool                       is_late = false;
+    std::vector<last_batch>    last;
 
     // Makes `position` the next one of a sequence in that context, which forgets what is in the way: llama.cpp refuses
-    // positions that do not follow each other, except in an empty sequence.
-    void follow(llama_seq_id sequence, llama_pos position) const {
-        if (mtp == nullptr) {
-            return;
+    // positions that do not follow each other, except in an empty sequence. False if the draft does not know the
+    // position before.
+    bool follow(llama_seq_id sequence, llama_pos position) const {
+        if (follower == nullptr) {
+            return true;
         }
-        auto * memory = llama_get_memory(mtp);
-        const bool is_cut = llama_memory_seq_rm(memory, sequence, position, -1);
-        if (!is_cut || llama_memory_seq_pos_max(memory, sequence) != position - 1) {
+        const bool is_known = !is_late || last[sequence].pending == position - 1;
+        const llama_pos next = is_late ? position - 1 : position;
+        auto * memory = llama_get_memory(follower);
+        const bool is_cut = llama_memory_seq_rm(memory, sequence, std::max(next, 0), -1);
+        if (!is_known || !is_cut || llama_memory_seq_pos_max(memory, sequence) != next - 1) {
             llama_memory_seq_rm(memory, sequence, -1, -1);
         }
+        return is_known;
     }
 };
 
@@ -71,16 +85,22 @@ hobbit_speculative * hobbit_speculative_init(llama_context * target, llama_conte
         params.draft.backend_sampling           = false;
         params.ngram_cache.lookup_cache_static  = lookup_static;
         params.ngram_cache.lookup_cache_dynamic = lookup_dynamic;
-        if (std::count(params.types.begin(), params.types.end(), COMMON_SPECULATIVE_TYPE_DRAFT_MTP) > 0) {
-            made->mtp   = draft;
-            made->batch = common_batch(target);
+        const auto has = [&](common_speculative_type type) {
+            return std::count(params.types.begin(), params.types.end(), type) > 0;
+        };
+        made->is_late = has(COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3);
+        if (made->is_late || has(COMMON_SPECULATIVE_TYPE_DRAFT_MTP) || has(COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH) ||
+            has(COMMON_SPECULATIVE_TYPE_DRAFT_DSPARK)) {
+            made->follower = draft;
+            made->batch    = common_batch(target);
         }
+        made->last.resize(n_sequences);
         made->sequences.resize(n_sequences);
         made->drafters.reset(common_speculative_init(params, n_sequences));
         if (!made->drafters) {
             throw std::invalid_argument("no source of drafts");
         }
-        if (made->mtp != nullptr) {
+        if (has(COMMON_SPECULATIVE_TYPE_DRAFT_MTP)) {
             // The drafter has said which hidden states it wants, after the context reserved its buffers: qwen4exp's
             // graph differs then in a way that ggml's allocator does not see. This changes nothing, but makes the
             // context reserve them again.
@@ -116,10 +136,15 @@ bool hobbit_speculative_process(hobbit_speculative * speculative, const llama_ba
         std::vector<bool> seen(speculative->sequences.size());
         for (int32_t i = 0; i < batch->n_tokens; ++i) {
             const llama_seq_id sequence = batch->seq_id != nullptr ? batch->seq_id[i][0] : 0;
+            auto & last = speculative->last.at(sequence);
             if (!seen.at(sequence)) {
                 seen[sequence] = true;
                 speculative->follow(sequence, batch->pos[i]);
+                last.first  = batch->pos[i];
+                last.n_rows = 0;
             }
+            last.n_rows += 1;
+            last.pending = batch->pos[i];
             own.add(batch->token[i], batch->pos[i], sequence, false);
         }
         if (!common_speculative_process(speculative->drafters.get(), own)) {
@@ -138,9 +163,9 @@ bool hobbit_speculative_draft(hobbit_speculative * speculative, hobbit_draft_req
             auto & text    = speculative->sequences.at(request.sequence);
             text.tokens.assign(request.tokens, request.tokens + request.n_tokens);
             text.drafts.clear();
-            speculative->follow(request.sequence, request.position);
-            auto & params   = common_speculative_get_draft_params(drafters, request.sequence);
-            params.drafting = true;
+            const bool is_known = speculative->follow(request.sequence, request.position);
+            auto & params       = common_speculative_get_draft_params(drafters, request.sequence);
+            params.drafting     = is_known;
             params.n_max    = request.n_max;
             params.pos0     = request.position;
             params.id_last  = request.last;
@@ -168,7 +193,10 @@ bool hobbit_speculative_draft(hobbit_speculative * speculative, hobbit_draft_req
 bool hobbit_speculative_accept(hobbit_speculative * speculative, int32_t sequence, uint16_t n_accepted, char * error,
                                size_t error_capacity) {
     return guarded(error, error_capacity, false, [&] {
-        speculative->sequences.at(sequence);
+        auto & last = speculative->last.at(sequence);
+        if (last.n_rows > 0) {
+            last.pending = last.first + std::min<llama_pos>(n_accepted, last.n_rows - 1);
+        }
         common_speculative_accept(speculative->drafters.get(), sequence, n_accepted);
         return true;
     });

@@ -22,7 +22,7 @@ pub(crate) enum Part {
 // Dropped before its model and all that its parameters point to.
 pub struct Context {
     // Dropped before the context that it reads.
-    mtp: Option<Box<Context>>,
+    follower: Option<Box<Context>>,
     context: Owned<llama_context>,
     /// The model, if no one else has it. Dropped after the context.
     _model: Option<Box<RawModel>>,
@@ -40,7 +40,7 @@ impl Context {
     pub(crate) unsafe fn new(model: &RawModel, params: llama_context_params) -> Result<Self, String> {
         // SAFETY: by the caller.
         let make = |message, capacity| unsafe { shim::hobbit_context_init(model.as_ptr(), params, message, capacity) };
-        with_message(make).map(|context| Self { mtp: None, context: Owned(context), _model: None })
+        with_message(make).map(|context| Self { follower: None, context: Owned(context), _model: None })
     }
 
     /// As [`Self::new`], with a second context for the model's layers for multi-token prediction, which forgets, copies
@@ -55,13 +55,13 @@ impl Context {
         // SAFETY: by the caller; the second context is dropped first.
         unsafe {
             let mut own = Self::new(model, params)?;
-            own.mtp = Some(Box::new(Self::new(model, own.params_of_mtp(params))?));
+            own.follower = Some(Box::new(Self::new(model, own.params_of_mtp(params))?));
             Ok(own)
         }
     }
 
     /// Parameters of the second context of one that was made with `params`.
-    fn params_of_mtp(&self, params: llama_context_params) -> llama_context_params {
+    pub(crate) fn params_of_mtp(&self, params: llama_context_params) -> llama_context_params {
         let own = Self::params_of_head(params);
         llama_context_params { ctx_other: self.as_ptr(), n_ctx: self.n_ctx(), n_batch: self.n_batch() as u32, ..own }
     }
@@ -78,24 +78,24 @@ impl Context {
         }
     }
 
-    /// Makes the second context with a model of its own, which has only those layers. `params` are this context's.
+    /// Makes the second context with a model of its own.
     ///
     /// # Errors
     /// llama.cpp's message, which may be empty.
     ///
     /// # Safety
-    /// All that `params` point to outlives the context.
-    pub(crate) unsafe fn add_head(&mut self, model: RawModel, params: llama_context_params) -> Result<(), String> {
+    /// All that `params` point to outlives the context; the second one may point to this one.
+    pub(crate) unsafe fn add_follower(&mut self, model: RawModel, params: llama_context_params) -> Result<(), String> {
         // SAFETY: by the caller; the model is dropped after the context.
-        let mut own = unsafe { Self::new(&model, self.params_of_mtp(params))? };
+        let mut own = unsafe { Self::new(&model, params)? };
         own._model = Some(Box::new(model));
-        self.mtp = Some(Box::new(own));
+        self.follower = Some(Box::new(own));
         Ok(())
     }
 
-    /// The context for multi-token prediction.
-    pub(crate) fn mtp(&self) -> Option<&Context> {
-        self.mtp.as_deref()
+    /// The context that reads this one's hidden states.
+    pub(crate) fn follower(&self) -> Option<&Context> {
+        self.follower.as_deref()
     }
 
     pub(crate) fn as_ptr(&self) -> *mut llama_context {
@@ -154,7 +154,7 @@ impl Context {
     pub(crate) fn clear(&mut self) {
         // SAFETY: the context is live.
         unsafe { llama::llama_memory_clear(self.memory(), true) };
-        self.mtp.iter_mut().for_each(|own| own.clear());
+        self.follower.iter_mut().for_each(|own| own.clear());
     }
 
     /// Forgets a sequence's tokens at positions `from..to` (-1: to its end). False, without a change, if the model
@@ -171,7 +171,7 @@ impl Context {
             checked(&format!("llama.cpp cannot forget a part of sequence {sequence}"), |code| *code >= 0, remove)
                 .map(|code| code == 1)?;
         // Before it reads tokens, it forgets those from their position on: a failure here does no harm.
-        let _ = self.mtp.as_mut().filter(|_| done).map(|own| own.forget(sequence, from, to));
+        let _ = self.follower.as_mut().filter(|_| done).map(|own| own.forget(sequence, from, to));
         Ok(done)
     }
 
@@ -183,7 +183,7 @@ impl Context {
         // SAFETY: as in `forget`.
         let copy = |message, capacity| unsafe { shim::hobbit_memory_copy(self.as_ptr(), from, to, message, capacity) };
         checked(&format!("llama.cpp cannot copy sequence {from} to {to}"), |done| *done, copy)?;
-        let _ = self.mtp.as_mut().map(|own| own.copy(from, to));
+        let _ = self.follower.as_mut().map(|own| own.copy(from, to));
         Ok(())
     }
 
@@ -197,7 +197,7 @@ impl Context {
             shim::hobbit_memory_move(self.as_ptr(), sequence, range.start, range.end, by, message, capacity)
         };
         checked(&format!("llama.cpp cannot move the tokens of sequence {sequence}"), |done| *done, shift)?;
-        let _ = self.mtp.as_mut().filter(|own| own.can_shift()).map(|own| own.shift(sequence, range, by));
+        let _ = self.follower.as_mut().filter(|own| own.can_shift()).map(|own| own.shift(sequence, range, by));
         Ok(())
     }
 

@@ -72,7 +72,7 @@ impl MemoryUse {
             return Err(OpenError::Unsupported("llama.cpp does not report the memory it holds".into()));
         }
         found.compute /= n_backends;
-        if let Some(own) = context.mtp() {
+        if let Some(own) = context.follower() {
             let MemoryUse { kv, compute, compute_on_devices, .. } = Self::shared_by(own, n_backends)?;
             found.kv += kv;
             found.compute_on_devices += compute_on_devices;

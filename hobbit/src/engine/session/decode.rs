@@ -220,7 +220,7 @@ impl Decoder {
         if code != 0 || failure.is_some() {
             return Err(undo(sequences, code, failure, thrown, firsts));
         }
-        if let Some(speculator) = speculator.as_mut().filter(|own| own.is_mtp && !batch.token.is_null()) {
+        if let Some(speculator) = speculator.as_mut().filter(|own| own.follows && !batch.token.is_null()) {
             self.follow(speculator, &batch, purpose);
         }
         let with_follower = started.elapsed().as_secs_f64();
@@ -257,7 +257,7 @@ impl Decoder {
         if let Err(error) = purpose.during(|| speculator.follow(batch))
             && !self.interrupt.is_set()
         {
-            log::notice(format_args!("draft-mtp: {error}"));
+            log::notice(format_args!("the drafter: {error}"));
         }
         drop(running);
         calling::take_failure();

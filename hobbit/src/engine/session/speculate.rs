@@ -2,7 +2,7 @@
 //! with the token before, and takes those that its sampler chooses by itself: the text is the same as without.
 
 mod draft;
-mod head;
+mod follower;
 
 use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ pub(crate) struct Speculator {
     drafters: Drafters,
     draft: Option<Draft>,
     /// Whether a drafter reads the hidden states of each batch.
-    pub(crate) is_mtp: bool,
+    pub(crate) follows: bool,
     interrupt: Interrupt,
     sequences: Vec<Known>,
     gate: Gate,
@@ -96,23 +96,23 @@ impl Speculator {
             };
             draft = Some(Draft::open(own, target)?);
         }
-        let is_mtp = options.sources.contains(&DraftSource::DraftMtp);
+        let follows = options.sources.iter().any(|source| source.follows());
         let (mut context, mut tells) = (ptr::null_mut(), target.decoder.announces);
         if let Some(draft) = &draft {
             (context, tells) = (draft.session.context().as_ptr(), draft.session.decoder.announces);
         }
-        if is_mtp {
-            context = target.context().mtp().map(Context::as_ptr).ok_or_else(|| {
+        if follows {
+            context = target.context().follower().map(Context::as_ptr).ok_or_else(|| {
                 OpenError::Speculation("draft-mtp: the model was opened without these layers".to_owned())
             })?;
         }
         Ok(Self {
             drafters: Drafters::new(target.context().as_ptr(), (context, tells), options, n_sequences as u32)?,
             draft,
-            is_mtp,
+            follows,
             interrupt: target.interrupt_handle(),
             sequences: vec![Known::default(); n_sequences],
-            gate: Gate::new(GateOptions { n_max: options.n_max, fixed: options.fixed, always_n_max: is_mtp }),
+            gate: Gate::new(GateOptions { n_max: options.n_max, fixed: options.fixed, always_n_max: follows }),
             n_min: options.n_min as usize,
             step: Step::default(),
             places: Vec::new(),
@@ -313,13 +313,23 @@ impl Session {
         if let Some(reason) = self.no_speculation() {
             return Err(OpenError::Speculation(reason.to_string()));
         }
-        let has = |source| options.sources.contains(&source);
-        if has(DraftSource::DraftMtp) && has(DraftSource::DraftSimple) {
-            return Err(OpenError::Speculation("draft-mtp and draft-simple exclude each other".to_owned()));
+        let of_models = |source: &&DraftSource| source.follows() || **source == DraftSource::DraftSimple;
+        let mut models = options.sources.iter().filter(of_models);
+        let model = models.next();
+        if let Some((one, other)) = model.zip(models.next()) {
+            return Err(OpenError::Speculation(format!("{one} and {other} exclude each other")));
         }
-        if let Some(draft) = options.draft.as_ref().filter(|_| has(DraftSource::DraftMtp)) {
-            self.speculator = None;
-            head::add(draft, self)?;
+        let following = model.filter(|source| source.follows());
+        match following.zip(options.draft.as_ref()) {
+            Some((source, draft)) => {
+                self.speculator = None;
+                follower::add(*source, draft, options.n_max, self)?;
+            }
+            None => {
+                if let Some(source) = following.filter(|source| **source != DraftSource::DraftMtp) {
+                    return Err(OpenError::Speculation(format!("{source} needs a draft made for this model (-md)")));
+                }
+            }
         }
         self.speculator = Some(Box::new(Speculator::new(self, options)?));
         Ok(())
@@ -350,7 +360,7 @@ impl Session {
         };
         let requests: Vec<Wanted> = requests.iter().filter_map(wanted).collect();
         let mut draft = || speculator.draft(&requests);
-        let drafts = if self.context().mtp().is_some() { self.decoder.computing(draft) } else { draft() };
+        let drafts = if self.context().follower().is_some() { self.decoder.computing(draft) } else { draft() };
         let sequences: Vec<i32> = requests.iter().map(|wanted| wanted.sequence).collect();
         self.speculator = Some(speculator);
         if drafts.is_err() {

@@ -2,7 +2,7 @@
 
 use ggml_sys::shim::hobbit_vocabularies_agree;
 
-use super::{Wanted, head};
+use super::{Wanted, follower};
 use crate::engine::error::{EvalError, OpenError};
 use crate::engine::ggml;
 use crate::engine::ggml::raw::BatchToken;
@@ -28,8 +28,8 @@ const STEP_TOKENS: usize = 16;
 pub fn draft_bytes(draft: &DraftOptions, target: &SessionOptions) -> Result<u64, OpenError> {
     ggml::ready();
     let (gguf, options) = (Gguf::open(&draft.path)?, model_options(draft));
-    if gguf.is_mtp_head() {
-        return head::bytes(draft, &gguf, target);
+    if gguf.drafts_as().follows() {
+        return follower::bytes(draft, &gguf, target);
     }
     needs::bytes_beside(&gguf, &options, &session_options(draft, target))
 }
