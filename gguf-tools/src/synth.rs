@@ -7,7 +7,7 @@ use clap::builder::PossibleValuesParser;
 use hobbit_common::output::{say, tell};
 use hobbit_core::files::{self, Kind, Output};
 use hobbit_core::units::Bytes;
-use hobbit_synth::{Format, Projector, Spec, architectures, presets, shard_names, write_with};
+use hobbit_synth::{Format, Projector, Qwen4Exp, Spec, architectures, presets, shard_names, write_with};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Write a model with random weights, of any size
@@ -132,7 +132,8 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
     ] {
         *field = value.unwrap_or(*field);
     }
-    // A preset's heads and ranks belong to its own widths, its groups to its number of experts.
+    // A preset's heads and ranks belong to its own widths, its groups to its number of experts, its n-grams to its
+    // vocabulary.
     if args.heads.is_some() || args.embd.is_some() {
         spec.head_dim = None;
     }
@@ -144,6 +145,12 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
     }
     if args.experts.is_some() {
         spec.groups = None;
+    }
+    if args.heads.is_some() || args.embd.is_some() {
+        spec.qwen4exp = Qwen4Exp::default();
+    }
+    if args.vocab.is_some() {
+        spec.qwen4exp.ngram_rows = None;
     }
     spec.latent = args.latent.or(spec.latent);
     spec.router_spread = args.router_spread.unwrap_or(spec.router_spread);

@@ -59,6 +59,26 @@ pub(super) enum Dim {
     /// Everything that Mamba 2 projects its layer's input to.
     SsmIn,
     Used,
+    /// Sizes of [`super::spec::Qwen4Exp`]: heads of keys and values of a recurrent state, and their width.
+    StateKeys,
+    StateValues,
+    StateWidth,
+    /// All of a state's values.
+    StateInner,
+    /// A state's queries, keys and values side by side.
+    StateConv,
+    /// Rotated numbers of a head.
+    Rotated,
+    StreamRank,
+    IndexHeads,
+    IndexBudget,
+    /// Length of the longest n-gram.
+    NGram,
+    /// Heads of the table of n-grams for each length.
+    NGramHeads,
+    NGramWidth,
+    /// Rows of all heads.
+    NGramRows,
 }
 
 /// The role of a tensor, which decides its type and the spread of its weights.
@@ -70,6 +90,8 @@ pub(super) enum Role {
     Bias,
     /// Token embeddings, spread 1.
     Embedding,
+    /// Table of hashed n-grams, spread 1.
+    NGrams,
     Output,
     /// Matrix whose output keeps the spread of its input.
     Matrix,
@@ -200,8 +222,12 @@ pub(super) enum KeyValue {
     MainTurns(&'static [u32]),
     /// Numbers of 32 bits.
     List(&'static [u32]),
-    /// Numbers of 64 bits.
-    Sizes(&'static [Dim]),
+    /// First row of each head of the table of n-grams.
+    NGramOffsets,
+    /// Rows of each of these heads.
+    NGramSizes,
+    /// Factors of the tokens of an n-gram in its hash.
+    NGramFactors,
 }
 
 /// `<architecture>.<key>`.

@@ -7,11 +7,10 @@ use super::arch_table::groups::*;
 use super::arch_table::{LATENT_KEYS, SIGMOID};
 
 /// Width of an indexer's keys: llama.cpp rotates them in squares of 64 and more.
-const INDEX_WIDTH: u32 = 128;
+pub(super) const INDEX_WIDTH: u32 = 128;
 const INDEX_HEADS: u32 = 2;
 /// Residual streams of hyper-connections.
 const STREAMS: u32 = 4;
-const STREAM_RANK: u32 = 32;
 /// Layers of DeepSeek V4 whose experts follow from the token.
 const HASH_LAYERS: u32 = 2;
 
@@ -70,26 +69,27 @@ mod qwen4exp {
 
     const LINEAR: Scope = Recurrent;
     const ATTENDING: Scope = FullAttention;
-    /// The first layer adds embeddings of pairs of tokens.
-    const PAIRS: Scope = Every { of: 512, at: 0 };
+    /// One layer adds embeddings of n-grams.
+    const NGRAM_LAYER: u32 = 1;
+    const NGRAMS: Scope = Every { of: 512, at: NGRAM_LAYER };
     const WIDE: Dim = Times(STREAMS, &Embd);
 
     pub const MODEL_PARTS: &[Row] = &[
         row(Model, "token_embd.weight", &[Embd, Vocab], Embedding),
         row(Model, "output.weight", &[Embd, Vocab], Output),
         row(Model, "output_hc_norm.weight", &[Embd, Exactly(STREAMS)], Norm),
-        row(Model, "output_hc_down.weight", &[WIDE, Exactly(STREAM_RANK)], Matrix),
-        row(Model, "output_hc_up.weight", &[Exactly(STREAM_RANK), WIDE], Matrix),
-        row(Model, "per_layer_token_embd.weight", &[Embd, Times(2, &Vocab)], Embedding),
+        row(Model, "output_hc_down.weight", &[WIDE, StreamRank], Matrix),
+        row(Model, "output_hc_up.weight", &[StreamRank, WIDE], Matrix),
+        row(Model, "per_layer_token_embd.weight", &[NGramWidth, NGramRows], NGrams),
     ];
     pub const STREAM_GATES: &[Row] = &[
         row(Layer, "hc_attn_norm.weight", &[Embd, Exactly(STREAMS)], Norm),
-        row(Layer, "hc_attn_down.weight", &[WIDE, Exactly(STREAM_RANK)], Matrix),
-        row(Layer, "hc_attn_up.weight", &[Exactly(STREAM_RANK), WIDE], Matrix),
+        row(Layer, "hc_attn_down.weight", &[WIDE, StreamRank], Matrix),
+        row(Layer, "hc_attn_up.weight", &[StreamRank, WIDE], Matrix),
         row(Layer, "hc_attn_inject.weight", &[WIDE, Exactly(STREAMS)], Matrix),
         row(Layer, "hc_ffn_norm.weight", &[Embd, Exactly(STREAMS)], Norm),
-        row(Layer, "hc_ffn_down.weight", &[WIDE, Exactly(STREAM_RANK)], Matrix),
-        row(Layer, "hc_ffn_up.weight", &[Exactly(STREAM_RANK), WIDE], Matrix),
+        row(Layer, "hc_ffn_down.weight", &[WIDE, StreamRank], Matrix),
+        row(Layer, "hc_ffn_up.weight", &[StreamRank, WIDE], Matrix),
         row(Layer, "hc_ffn_inject.weight", &[WIDE, Exactly(STREAMS)], Matrix),
     ];
     pub const ATTENTION: &[Row] = &[
@@ -99,61 +99,62 @@ mod qwen4exp {
         row(ATTENDING, "attn_output.weight", &[Q, Embd], Residual),
         row(ATTENDING, "attn_q_norm.weight", &[HeadWidth], Norm),
         row(ATTENDING, "attn_k_norm.weight", &[HeadWidth], Norm),
-        row(ATTENDING, "indexer.q_proj.weight", &[Embd, Exactly(INDEX_HEADS * INDEX_WIDTH)], Matrix),
+        row(ATTENDING, "indexer.q_proj.weight", &[Embd, Times(INDEX_WIDTH, &IndexHeads)], Matrix),
         row(ATTENDING, "indexer.k_proj.weight", &[Embd, Exactly(INDEX_WIDTH)], Matrix),
         row(ATTENDING, "indexer.q_norm.weight", &[Exactly(INDEX_WIDTH)], Norm),
         row(ATTENDING, "indexer.k_norm.weight", &[Exactly(INDEX_WIDTH)], Norm),
     ];
     pub const DELTA_NET: &[Row] = &[
-        row(LINEAR, "attn_qkv.weight", &[Embd, Times(8, &HeadWidth)], Matrix),
-        row(LINEAR, "attn_gate.weight", &[Embd, Times(4, &HeadWidth)], Matrix),
-        row(LINEAR, "ssm_conv1d.weight", &[Exactly(4), Times(8, &HeadWidth)], SmallMatrix),
-        row(LINEAR, "ssm_dt.bias", &[Exactly(4)], Bias),
-        row(LINEAR, "ssm_a", &[Exactly(4)], Bias),
-        row(LINEAR, "ssm_beta.weight", &[Embd, Exactly(4)], Matrix),
-        row(LINEAR, "ssm_alpha.weight", &[Embd, Exactly(4)], Matrix),
-        row(LINEAR, "ssm_norm.weight", &[HeadWidth], Norm),
-        row(LINEAR, "ssm_out.weight", &[Times(4, &HeadWidth), Embd], Residual),
+        row(LINEAR, "attn_qkv.weight", &[Embd, StateConv], Matrix),
+        row(LINEAR, "attn_gate.weight", &[Embd, StateInner], Matrix),
+        row(LINEAR, "ssm_conv1d.weight", &[Exactly(4), StateConv], SmallMatrix),
+        row(LINEAR, "ssm_dt.bias", &[StateValues], Bias),
+        row(LINEAR, "ssm_a", &[StateValues], Bias),
+        row(LINEAR, "ssm_beta.weight", &[Embd, StateValues], Matrix),
+        row(LINEAR, "ssm_alpha.weight", &[Embd, StateValues], Matrix),
+        row(LINEAR, "ssm_norm.weight", &[StateWidth], Norm),
+        row(LINEAR, "ssm_out.weight", &[StateInner, Embd], Residual),
     ];
     pub const NEXTN: &[Row] = &[
         row(Mtp, "nextn.eh_proj.weight", &[Times(2, &Embd), Embd], Matrix),
         row(Mtp, "nextn.enorm.weight", &[Embd], Norm),
         row(Mtp, "nextn.hnorm.weight", &[Embd, Exactly(STREAMS)], Norm),
         row(Mtp, "nextn.hc_head_norm.weight", &[Embd, Exactly(STREAMS)], Norm),
-        row(Mtp, "nextn.hc_head_down.weight", &[WIDE, Exactly(STREAM_RANK)], Matrix),
-        row(Mtp, "nextn.hc_head_up.weight", &[Exactly(STREAM_RANK), WIDE], Matrix),
+        row(Mtp, "nextn.hc_head_down.weight", &[WIDE, StreamRank], Matrix),
+        row(Mtp, "nextn.hc_head_up.weight", &[StreamRank, WIDE], Matrix),
     ];
-    pub const PAIR_EMBEDDINGS: &[Row] = &[
-        row(PAIRS, "ple_key.weight", &[Embd, WIDE], Matrix),
-        row(PAIRS, "ple_value.weight", &[Embd, Embd], Matrix),
-        row(PAIRS, "ple_norm_key.weight", &[Embd, Exactly(STREAMS)], Norm),
-        row(PAIRS, "ple_norm_query.weight", &[Embd, Exactly(STREAMS)], Norm),
-        row(PAIRS, "ple_norm_conv.weight", &[Embd, Exactly(STREAMS)], Norm),
-        row(PAIRS, "ple_conv1d.weight", &[Exactly(4), WIDE], SmallMatrix),
+    pub const NGRAM_EMBEDDINGS: &[Row] = &[
+        row(NGRAMS, "ple_key.weight", &[Embd, WIDE], Matrix),
+        row(NGRAMS, "ple_value.weight", &[Embd, Embd], Matrix),
+        row(NGRAMS, "ple_norm_key.weight", &[Embd, Exactly(STREAMS)], Norm),
+        row(NGRAMS, "ple_norm_query.weight", &[Embd, Exactly(STREAMS)], Norm),
+        row(NGRAMS, "ple_norm_conv.weight", &[Embd, Exactly(STREAMS)], Norm),
+        row(NGRAMS, "ple_conv1d.weight", &[Exactly(4), WIDE], SmallMatrix),
     ];
     pub const KEYS: &[Key] = &[
+        ("rope.dimension_count", Size(Rotated)),
         ("rope.dimension_sections", RopeSections),
         ("ssm.conv_kernel", Int(4)),
-        ("ssm.inner_size", Size(Times(4, &HeadWidth))),
-        ("ssm.state_size", Size(HeadWidth)),
-        ("ssm.time_step_rank", Int(4)),
-        ("ssm.group_count", Int(2)),
+        ("ssm.inner_size", Size(StateInner)),
+        ("ssm.state_size", Size(StateWidth)),
+        ("ssm.time_step_rank", Size(StateValues)),
+        ("ssm.group_count", Size(StateKeys)),
         ("full_attention_interval", Int(4)),
         ("hyper_connection.count", Int(STREAMS)),
-        ("hyper_connection.low_rank", Int(STREAM_RANK)),
-        ("attention.indexer.head_count", Int(INDEX_HEADS)),
+        ("hyper_connection.low_rank", Size(StreamRank)),
+        ("attention.indexer.head_count", Size(IndexHeads)),
         ("attention.indexer.key_length", Int(INDEX_WIDTH)),
-        ("attention.indexer.top_k", Int(8)),
+        ("attention.indexer.top_k", Size(IndexBudget)),
         ("attention.compress_ratios", Turns(&[0, 0, 0, 4], 4)),
-        ("ple.layers", List(&[0])),
-        ("ple.ngram_size", Int(2)),
-        ("ple.heads_per_ngram", Int(1)),
+        ("ple.layers", List(&[NGRAM_LAYER])),
+        ("ple.ngram_size", Size(NGram)),
+        ("ple.heads_per_ngram", Size(NGramHeads)),
         ("ple.conv_kernel", Int(4)),
         ("ple.eos_token_id", Int(0)),
-        ("embedding_length_per_layer_input", Size(Embd)),
-        ("ple.layer_multipliers", Sizes(&[Exactly(1), Exactly(31)])),
-        ("ple.head_offsets", Sizes(&[Exactly(0)])),
-        ("ple.head_vocab_sizes", Sizes(&[Times(2, &Vocab)])),
+        ("embedding_length_per_layer_input", Size(NGramWidth)),
+        ("ple.layer_multipliers", NGramFactors),
+        ("ple.head_offsets", NGramOffsets),
+        ("ple.head_vocab_sizes", NGramSizes),
     ];
 }
 
@@ -344,6 +345,6 @@ pub(super) const ARCHS: &[Arch] = &[
         INDEPENDENT_STREAMS, FFN_NORM, DENSE, EXPERTS, SELECTION_BIAS, SHARED],
         keys: SHARING_KEYS, shared: AT_LEAST_ONE, dense_lead: Some(1), gating: SIGMOID, ..Arch::PLAIN },
     Arch { name: "qwen4exp", tensors: &[qwen4exp::MODEL_PARTS, qwen4exp::STREAM_GATES, qwen4exp::ATTENTION,
-        qwen4exp::DELTA_NET, qwen4exp::PAIR_EMBEDDINGS, EXPERTS, SHARED_GATE, SHARED, qwen4exp::NEXTN],
+        qwen4exp::DELTA_NET, qwen4exp::NGRAM_EMBEDDINGS, EXPERTS, SHARED_GATE, SHARED, qwen4exp::NEXTN],
         keys: qwen4exp::KEYS, shared: ONE, fused: true, mixing: AttentionEvery(4), ..Arch::PLAIN },
 ];

@@ -24,6 +24,7 @@ mod format;
 mod model;
 mod presets;
 mod projector;
+mod qwen4exp;
 mod random;
 mod spec;
 #[cfg(test)]
@@ -35,4 +36,5 @@ pub use file::{Written, header, shard_names, write, write_with};
 pub use format::Format;
 pub use presets::presets;
 pub use projector::Projector;
+pub use qwen4exp::Qwen4Exp;
 pub use spec::{ExpertGroups, Gating, Spec, architectures, recent_architectures};

@@ -5,6 +5,7 @@ use hobbit_core::gguf::Value;
 
 use super::arch::{Dim, Key, KeyValue, Role, Row, Scope};
 use super::format::Format;
+use super::qwen4exp::NGRAM_FACTORS;
 use super::spec::{Sizes, Spec};
 use super::vocab::{CHAT_TEMPLATE, Vocab};
 
@@ -86,6 +87,7 @@ fn tensor(spec: &Spec, sizes: &Sizes, row: &Row, name: String, moe_index: usize)
         Role::Router => (Format::F32, 0.0, spec.router_spread * keep),
         Role::SmallMatrix => (Format::F32, 0.0, keep),
         Role::Embedding => (dense_type, 0.0, 1.0),
+        Role::NGrams => (spec.qwen4exp.ngram_type.unwrap_or(dense_type), 0.0, 1.0),
         Role::Output => (dense_type, 0.0, LOGIT_SPREAD * keep),
         Role::Matrix => (dense_type, 0.0, keep),
         Role::Residual => (dense_type, 0.0, residual),
@@ -183,6 +185,7 @@ pub(super) fn keys(spec: &Spec, sizes: &Sizes) -> Vec<(String, Value)> {
 }
 
 fn key_value(value: KeyValue, spec: &Spec, sizes: &Sizes) -> Value {
+    let ngrams = &sizes.qwen4exp;
     match value {
         KeyValue::Int(number) => number.into(),
         KeyValue::Float(number) => number.into(),
@@ -190,7 +193,7 @@ fn key_value(value: KeyValue, spec: &Spec, sizes: &Sizes) -> Value {
         KeyValue::Size(dim) => (sizes.of(dim) as u32).into(),
         KeyValue::WindowExceptEvery(n) => Value::array((1..=spec.layers + spec.mtp).map(|layer| layer % n != 0)),
         KeyValue::RopeSections => {
-            let half = sizes.head_dim as i32 / 2;
+            let half = sizes.of(Dim::Rotated) as i32 / 2;
             let part = half / 3;
             Value::array([half - 2 * part, part, part, 0])
         }
@@ -203,7 +206,9 @@ fn key_value(value: KeyValue, spec: &Spec, sizes: &Sizes) -> Value {
         }
         KeyValue::MainTurns(turns) => Value::array(in_turn(turns, spec)),
         KeyValue::List(numbers) => Value::array(numbers.iter().copied()),
-        KeyValue::Sizes(dims) => Value::array(dims.iter().map(|dim| sizes.of(*dim))),
+        KeyValue::NGramOffsets => Value::array((0..ngrams.heads()).map(|head| head * sizes.ngram_rows)),
+        KeyValue::NGramSizes => Value::array((0..ngrams.heads()).map(|_| sizes.ngram_rows)),
+        KeyValue::NGramFactors => Value::array(NGRAM_FACTORS[..ngrams.ngram as usize].iter().copied()),
     }
 }
 

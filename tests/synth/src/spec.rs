@@ -3,7 +3,9 @@
 use anyhow::{Context, bail};
 
 use super::arch::{Arch, Dim, Mixing, SSM_GROUPS, SSM_STATE, Scope};
+use super::arch_sparse::INDEX_WIDTH;
 use super::format::Format;
+use super::qwen4exp::Qwen4Exp;
 use super::{arch_hybrid, arch_sparse, arch_table};
 
 /// How a router turns scores into weights; llama.cpp's `expert_gating_func`.
@@ -80,6 +82,8 @@ pub struct Spec {
     pub uneven: bool,
     /// Width of the embeddings per layer (Gemma 4), or 0 for none.
     pub per_layer_embd: u32,
+    /// Sizes that only `qwen4exp` has.
+    pub qwen4exp: Qwen4Exp,
     /// Tokens in the vocabulary, at least [`super::vocab::TOKENS_MIN`].
     pub vocab: u32,
     /// Context length in tokens that the model claims.
@@ -146,6 +150,7 @@ impl Spec {
             latent: None,
             uneven: false,
             per_layer_embd: 0,
+            qwen4exp: Qwen4Exp::default(),
             vocab: 512,
             ctx: 4096,
             types: vec![if gpt_oss { Format::Mxfp4 } else { Format::Q8_0 }],
@@ -258,7 +263,8 @@ impl Spec {
         if ff_dense == 0 || !ff_dense.is_multiple_of(32) || ff_dense > 1 << 22 {
             return fault("--ff-dense", ff_dense.to_string(), "a multiple of 32 up to 4194304".to_owned());
         }
-        Ok(Sizes {
+        let (own, is_qwen4exp) = (&self.qwen4exp, arch.name == "qwen4exp");
+        let sizes = Sizes {
             arch,
             embd: self.embd.into(),
             ff: self.ff.into(),
@@ -278,7 +284,15 @@ impl Spec {
             shared: shared.into(),
             ff_shared: u64::from(shared) * u64::from(self.ff),
             dense_lead,
-        })
+            qwen4exp: *own,
+            state_width: own.state_width.unwrap_or(head_dim).into(),
+            rotated: own.rotated.unwrap_or(if is_qwen4exp { head_dim.min(INDEX_WIDTH) } else { head_dim }).into(),
+            ngram_rows: own.ngram_rows.map_or(2 * u64::from(self.vocab), u64::from),
+        };
+        if is_qwen4exp {
+            own.check(&sizes)?;
+        }
+        Ok(sizes)
     }
 
     pub(super) fn is_moe_layer(&self, layer: u32, sizes: &Sizes) -> bool {
@@ -311,6 +325,11 @@ pub(super) struct Sizes {
     pub shared: u64,
     pub ff_shared: u64,
     pub dense_lead: u32,
+    pub qwen4exp: Qwen4Exp,
+    pub state_width: u64,
+    pub rotated: u64,
+    /// Rows of each head.
+    pub ngram_rows: u64,
 }
 
 impl Sizes {
@@ -323,7 +342,7 @@ impl Sizes {
     }
 
     pub(super) fn of(&self, dim: Dim) -> u64 {
-        let rope = self.head_dim / 2;
+        let (rope, own) = (self.head_dim / 2, &self.qwen4exp);
         let (ssm_inner, ssm_heads) = (2 * self.embd, 2 * self.embd / 64);
         let ssm_conv = ssm_inner + 2 * u64::from(SSM_GROUPS * SSM_STATE);
         match dim {
@@ -358,6 +377,19 @@ impl Sizes {
             Dim::SsmConv => ssm_conv,
             Dim::SsmIn => ssm_inner + ssm_conv + ssm_heads,
             Dim::Used => self.topk,
+            Dim::StateKeys => own.key_heads.into(),
+            Dim::StateValues => own.value_heads.into(),
+            Dim::StateWidth => self.state_width,
+            Dim::StateInner => u64::from(own.value_heads) * self.state_width,
+            Dim::StateConv => (2 * u64::from(own.key_heads) + u64::from(own.value_heads)) * self.state_width,
+            Dim::Rotated => self.rotated,
+            Dim::StreamRank => own.stream_rank.into(),
+            Dim::IndexHeads => own.index_heads.into(),
+            Dim::IndexBudget => own.index_budget.into(),
+            Dim::NGram => own.ngram.into(),
+            Dim::NGramHeads => own.ngram_heads.into(),
+            Dim::NGramWidth => self.embd / own.heads().max(1),
+            Dim::NGramRows => own.heads() * self.ngram_rows,
         }
     }
 }

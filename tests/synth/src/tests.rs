@@ -281,3 +281,22 @@ fn presets_are_valid() {
         assert!(spec.sizes().is_ok(), "{name}");
     }
 }
+
+#[test]
+fn sizes_of_qwen4exp_fit_each_other() {
+    let refused = |qwen4exp: Qwen4Exp, beginning: &str| {
+        let spec = Spec { qwen4exp, ..Spec::tiny("qwen4exp") };
+        let fault = header(&spec).unwrap_err().to_string();
+        assert!(fault.starts_with(beginning), "{fault}");
+        // Others do not have these sizes.
+        assert!(header(&Spec { arch: "llama".to_owned(), ..spec }).is_ok());
+    };
+    let small = Qwen4Exp::default();
+    refused(Qwen4Exp { ngram: 1, ..small }, "qwen4exp: ngram 1: expected 2 to 3");
+    refused(Qwen4Exp { ngram: 3, ngram_heads: 33, ..small }, "qwen4exp: ngram_heads 33: expected 1 to 32");
+    refused(Qwen4Exp { ngram_heads: 3, ..small }, "qwen4exp: 3 heads of n-grams: expected a divisor of 256");
+    refused(Qwen4Exp { ngram_rows: Some(u32::MAX), ..small }, "qwen4exp: rows of n-grams 4294967295");
+    refused(Qwen4Exp { rotated: Some(96), ..small }, "qwen4exp: rotated 96: expected 8 to 64");
+    refused(Qwen4Exp { key_heads: 3, ..small }, "qwen4exp: key_heads 3: expected a divisor of 4");
+    refused(Qwen4Exp { index_budget: 9, ..small }, "qwen4exp: index_budget: expected a multiple of 4");
+}
