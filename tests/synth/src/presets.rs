@@ -4,6 +4,7 @@
 use anyhow::Context;
 
 use super::format::Format;
+use super::qwen4exp::Qwen4Exp;
 use super::spec::{ExpertGroups, Spec};
 
 /// HOBBIT (section 3.2) counts 67 % high, 30 % low and 3 % skipped for Mixtral-8x7B at those thresholds. This shape
@@ -52,7 +53,41 @@ const PRESETS: &[Preset] = &[
         heads: 128, dense_lead: Some(3), groups: Some(ExpertGroups { count: 8, used: 4 }), vocab: 129_280,
         ..deepseek(256) })),
     ("kimi-k2", || k_quant(Spec { heads: 64, vocab: 163_840, ..deepseek(384) })),
+    ("qwen3.8-flash-next", || Spec {
+        layers: 48, embd: 2560, heads: 24, kv_heads: Some(2), head_dim: Some(256), vocab: 248_320, ctx: 262_144,
+        qwen4exp: FLASH_NEXT,
+        types: vec![Format::Q4_K], down_types: FLASH_NEXT_DOWN.to_vec(), dense_type: Some(Format::Q8_0),
+        ..bench("qwen4exp", 640, 512, 10) }),
 ];
+
+/// Sizes from the `config.json` of Qwen/Qwen3.8-Flash-Next and from its GGUFs' keys, as copies of both show them. The
+/// layer of multi-token prediction is left out: it is published as a file of its own.
+///
+/// Derived: the rows of a head of the n-gram table. Published are a base of 20,000,000 and the rule that each of the 16
+/// heads takes the next prime (320,001,446 rows, padded to 320,001,536). Here all heads have a sixteenth of the padded
+/// number.
+const FLASH_NEXT: Qwen4Exp = Qwen4Exp {
+    key_heads: 16,
+    value_heads: 48,
+    state_width: Some(128),
+    rotated: Some(64),
+    stream_rank: 320,
+    index_heads: 4,
+    index_budget: 2048,
+    ngram: 3,
+    ngram_heads: 8,
+    ngram_rows: Some(320_001_536 / 16),
+    ngram_type: Some(Format::Iq4Nl),
+};
+
+/// Types as in unsloth's UD-Q4_K_XL. Readers of that file list 41.3 GiB of Q4_K, 25.2 of Q5_1, 9.0 of Q8_0, 1.1 of Q5_K
+/// and 26.8 of IQ4_NL, the table. Derived from these sums: five of 48 layers have a down of Q8_0 (which layers is a
+/// guess), all matrices beside experts are Q8_0, and one layer's gate and up are Q5_K, which is left out here.
+const FLASH_NEXT_DOWN: [Format; 10] = {
+    let mut types = [Format::Q5_1; 10];
+    types[0] = Format::Q8_0;
+    types
+};
 
 fn bench(arch: &str, ff: u32, experts: u32, topk: u32) -> Spec {
     Spec {
@@ -97,7 +132,7 @@ impl Spec {
     /// A known shape, one of [`presets`]. Those of the benchmarks are Q8_0: `qwen3moe-bench` (4.96 GiB) and
     /// `mixtral-bench` (5.75 GiB); `phimoe-bench` (16 experts, top-2) and `deepseek-bench` (DeepSeekMoE: 64 fine
     /// experts, top-6, two shared ones, a dense first layer). The others are published models in their published
-    /// types: gpt-oss MXFP4, all others as Q4_K_M.
+    /// types: gpt-oss MXFP4, Qwen3.8-Flash-Next as UD-Q4_K_XL, all others as Q4_K_M.
     pub fn preset(name: &str) -> anyhow::Result<Spec> {
         let found = PRESETS.iter().find(|(known, _)| *known == name);
         let known = || presets().collect::<Vec<_>>().join(", ");

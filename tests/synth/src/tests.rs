@@ -283,6 +283,44 @@ fn presets_are_valid() {
 }
 
 #[test]
+fn qwen3_8_flash_next_has_the_published_sizes() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let open = |spec: &Spec| {
+        fs::write(file.path(), header(spec).unwrap()).unwrap();
+        Gguf::open_partial(file.path()).unwrap()
+    };
+    let spec = Spec::preset("qwen3.8-flash-next").unwrap();
+    let gguf = open(&spec);
+    let gib = |bytes: u64| (bytes as f64 / f64::from(1 << 30) * 10.0).round() / 10.0;
+    let numbers = |tensor: &hobbit_core::gguf::TensorInfo| tensor.dims.iter().product::<u64>();
+    // "125B parameters, an additional 51B of n-gram embeddings": the model's card.
+    let table = gguf.tensor("per_layer_token_embd.weight").unwrap();
+    assert_eq!((&table.dims[..], gib(table.extent.len)), (&[160, 320_001_536][..], 26.8));
+    let all: u64 = gguf.tensors.iter().map(numbers).sum();
+    assert_eq!(((all - numbers(table)) / 100_000_000, numbers(table) / 100_000_000), (1257, 512));
+    // Sums of UD-Q4_K_XL, but that its layer of Q5_K (1.1 GiB) is Q4_K here, and 41.3 GiB without it.
+    let of_type = |name: &str| {
+        let of_name = gguf.tensors.iter().filter(|tensor| tensor.dtype.name() == name);
+        gib(of_name.map(|tensor| tensor.extent.len).sum())
+    };
+    assert_eq!(["q4_K", "q5_1", "q8_0", "iq4_nl"].map(of_type), [42.2, 25.2, 9.0, 26.8]);
+    let key = |name: &str| gguf.metadata.get_u64(&format!("qwen4exp.{name}")).unwrap();
+    let keys = ["block_count", "ssm.inner_size", "ssm.time_step_rank", "ssm.group_count", "ssm.state_size"];
+    assert_eq!(keys.map(key), [48, 6144, 48, 16, 128]);
+    let keys = [
+        "rope.dimension_count",
+        "hyper_connection.low_rank",
+        "attention.indexer.head_count",
+        "embedding_length_per_layer_input",
+    ];
+    assert_eq!(keys.map(key), [64, 320, 4, 160]);
+
+    // "4B MTP": the layer and the embeddings, in a file of their own.
+    let head = open(&Spec { mtp: 1, only_mtp: true, ..spec });
+    assert_eq!(head.tensors.iter().map(numbers).sum::<u64>() / 100_000_000, 38);
+}
+
+#[test]
 fn sizes_of_qwen4exp_fit_each_other() {
     let refused = |qwen4exp: Qwen4Exp, beginning: &str| {
         let spec = Spec { qwen4exp, ..Spec::tiny("qwen4exp") };
