@@ -429,7 +429,7 @@ fn layers_of_another_model_are_refused() {
     assert!(bytes > tensors && bytes < tensors + (64 << 20), "{bytes} bytes, {tensors} of tensors");
 }
 
-/// Their memory counts, and the file says by itself how it drafts.
+/// The file says by itself how it drafts; one whose layer pools no keys, as llama.cpp's converter writes qwen4exp's, too.
 #[test]
 fn the_program_drafts_with_layers_in_a_file_of_their_own() {
     let dir = tempfile::tempdir().unwrap();
@@ -439,9 +439,19 @@ fn the_program_drafts_with_layers_in_a_file_of_their_own() {
     let base = ["-c", "512", "-n", "30", "--ignore-eos", "--temp", "0", "-p", "a b c", "-no-cnv", "-t", "1"];
     let run = |more: &[&str]| cli::run(&model, &[&base, more].concat()).expect(0);
     let plain = run(&[]);
-    let drafting = run(&["-md", head.to_str().unwrap(), "--draft-fixed"]);
-    assert_eq!(drafting.stdout, plain.stdout);
-    assert!(drafting.stderr.contains("drafts accepted"), "{}", drafting.stderr);
+    for pools in [true, false] {
+        if !pools {
+            // The last of five numbers, behind the key, two types and their count.
+            let (mut bytes, key) = (std::fs::read(&head).unwrap(), b"qwen4exp.attention.compress_ratios");
+            let at = bytes.windows(key.len()).position(|found| found == key).unwrap() + key.len() + 16 + 4 * 4;
+            assert_eq!(bytes[at..at + 4], [4, 0, 0, 0]);
+            bytes[at] = 0;
+            std::fs::write(&head, bytes).unwrap();
+        }
+        let drafting = run(&["-md", head.to_str().unwrap(), "--draft-fixed"]);
+        assert_eq!(drafting.stdout, plain.stdout);
+        assert!(drafting.stderr.contains("drafts accepted"), "{}", drafting.stderr);
+    }
 }
 
 /// The second context goes back with the first, and starts over where it cannot follow.

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::{Gguf, TensorInfo};
+use super::{Gguf, TensorInfo, VirtualGguf};
 use crate::options::DraftSource;
 
 /// Tensors that make keys. If some layers have one, the other layers keep no tokens: they are recurrent, or have no
@@ -21,6 +21,9 @@ const MTP_ARCHITECTURES: [&str; 15] = [
     "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "hy_v3", "mimo2",
     "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "qwen4exp", "step35",
 ];
+
+/// Numbers of positions whose keys a layer of qwen4exp pools, by layer.
+const QWEN4EXP_RATIOS: &str = "attention.compress_ratios";
 
 /// Layer and rest of the name of a layer's tensor.
 fn layer_of(name: &str) -> Option<(u64, &str)> {
@@ -55,20 +58,39 @@ impl Gguf {
         let has_graph = MTP_ARCHITECTURES.contains(&self.architecture());
         let is_there = has_graph && self.tensor(&format!("blk.{first}.nextn.eh_proj.weight")).is_some();
         let layers = first..self.number("block_count").unwrap_or(first);
-        // Beside layers that pool their keys, qwen4exp's graph of one that does not reads an input that nobody sets.
-        let ratios = self.numbers("attention.compress_ratios").unwrap_or_default();
+        (is_there && !(self.others_pool(&layers) && self.runs())).then_some(layers)
+    }
+
+    /// Whether, of qwen4exp's layers, others pool their keys than those for multi-token prediction, `layers`: llama.cpp's
+    /// graph then reads an input that nobody sets.
+    fn others_pool(&self, layers: &Range<u64>) -> bool {
+        let ratios = self.numbers(QWEN4EXP_RATIOS).unwrap_or_default();
         let pools = |layer: u64| ratios.get(layer as usize).is_none_or(|ratio| *ratio > 0);
-        let is_even = ratios.iter().all(|ratio| *ratio == 0) || layers.clone().all(pools);
-        (is_there && (is_even || self.architecture() != "qwen4exp")).then_some(layers)
+        self.architecture() == "qwen4exp" && ratios.iter().any(|ratio| *ratio > 0) && !layers.clone().all(pools)
+    }
+
+    /// Whether the file has layers that run.
+    fn runs(&self) -> bool {
+        let first = self.n_layers_run();
+        self.tensors.iter().any(|tensor| layer_of(&tensor.name).is_some_and(|(layer, _)| layer < first))
     }
 
     /// Whether the file has a model's layers for multi-token prediction, and not those that run.
     pub fn is_mtp_head(&self) -> bool {
-        let runs = |layers: &Range<u64>| {
-            let layer = |name: &str| layer_of(name).is_some_and(|(layer, _)| layer < layers.start);
-            self.tensors.iter().any(|tensor| layer(&tensor.name))
-        };
-        self.mtp_layers().is_some_and(|layers| !runs(&layers))
+        self.mtp_layers().is_some() && !self.runs()
+    }
+
+    /// The file as llama.cpp can run its layers for multi-token prediction, where it cannot as it is.
+    pub fn mtp_head_mended(&self) -> Option<VirtualGguf> {
+        if !self.others_pool(&self.mtp_layers()?) {
+            return None;
+        }
+        // These layers do not pool: without the key, none does.
+        let key = format!("{}.{QWEN4EXP_RATIOS}", self.architecture());
+        let mut file = self.virtual_file();
+        let at = file.header.windows(key.len()).position(|bytes| bytes == key.as_bytes())?;
+        file.header[at + key.len() - 1] = b'-';
+        Some(file)
     }
 
     /// How the file's model drafts for another.

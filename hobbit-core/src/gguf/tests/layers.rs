@@ -34,18 +34,25 @@ fn layers_for_multi_token_prediction_do_not_run() {
 /// llama.cpp reads an input that nobody sets where only other layers pool their keys.
 #[test]
 fn layers_of_qwen4exp_that_do_not_pool_predict_nothing() {
-    let of = |ratios: &[u32]| {
+    let file = |ratios: &[u32], tensors: &[&str]| {
         let mut header = HeaderBuilder::new(32).unwrap();
         header.key("general.architecture", "qwen4exp").unwrap();
         header.key("qwen4exp.block_count", 3u32).unwrap();
         header.key("qwen4exp.nextn_predict_layers", 1u32).unwrap();
         header.key("qwen4exp.attention.compress_ratios", Value::array(ratios.iter().copied())).unwrap();
-        header.tensor("blk.2.nextn.eh_proj.weight", GgmlType::F32, &[32]).unwrap();
+        for name in tensors {
+            header.tensor(name, GgmlType::F32, &[32]).unwrap();
+        }
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), header.finish().header).unwrap();
-        Gguf::open_partial(file.path()).unwrap().mtp_layers()
+        Gguf::open_partial(file.path()).unwrap()
     };
-    assert_eq!([of(&[0, 4, 4]), of(&[0, 0, 0]), of(&[0, 4, 0])], [Some(2..3), Some(2..3), None]);
+    let whole = |ratios: &[u32]| file(ratios, &["blk.0.attn_q.weight", "blk.2.nextn.eh_proj.weight"]).mtp_layers();
+    assert_eq!([[0, 4, 4], [0, 0, 0], [0, 4, 0]].map(|ratios| whole(&ratios)), [Some(2..3), Some(2..3), None]);
+    // In a file of their own they lose the key.
+    let head = |ratios: &[u32]| file(ratios, &["blk.2.nextn.eh_proj.weight"]);
+    assert!(head(&[0, 4, 4]).is_mtp_head() && head(&[0, 4, 4]).mtp_head_mended().is_none());
+    assert!(head(&[0, 4, 0]).is_mtp_head() && head(&[0, 4, 0]).mtp_head_mended().is_some());
 }
 
 #[test]

@@ -16,8 +16,10 @@ use crate::engine::ggml::raw::RawModel;
 use crate::engine::gpu::devices;
 use crate::engine::model::needs::bounds;
 use crate::engine::session::Session;
+use crate::engine::source::cookie_stream::CookieStream;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::options::{DraftOptions, DraftSource, SessionOptions};
+use hobbit_core::store::Original;
 
 /// Architectures whose graphs show the hidden states between layers (`t_layer_inp` in llama.cpp).
 #[rustfmt::skip]
@@ -59,7 +61,7 @@ pub(super) fn bytes(draft: &DraftOptions, gguf: &Gguf, target: &SessionOptions) 
         let states = u64::from(n_batch).saturating_mul(n_states).saturating_mul(width).saturating_mul(4);
         return Ok(sum([weights, most.kv, most.compute.saturating_add(logits), states]));
     }
-    let model = load(draft, true)?;
+    let model = load(draft, gguf, true)?;
     let params = Context::params_of_head(context_params(&target, &raw const NEVER_INTERRUPTED));
     // SAFETY: the model is live, and the parameters point to nothing but a static flag.
     let context = unsafe { Context::new(&model, params) }.map_err(|message| refused(draft, &message))?;
@@ -88,7 +90,7 @@ pub(super) fn add(
     if draft.n_ctx > 0 {
         return Err(refused(draft, "its context is the model's: leave out -cd"));
     }
-    let model = load(draft, false)?;
+    let model = load(draft, &gguf, false)?;
     // SAFETY: both models are live.
     let (widths, agree) = unsafe {
         let raw = target.model.shared.raw.as_ptr();
@@ -202,7 +204,7 @@ fn refused(draft: &DraftOptions, why: &str) -> OpenError {
 }
 
 /// The model, or only its sizes.
-fn load(draft: &DraftOptions, only_sizes: bool) -> Result<RawModel, OpenError> {
+fn load(draft: &DraftOptions, gguf: &Gguf, only_sizes: bool) -> Result<RawModel, OpenError> {
     let options = model_options(draft);
     // SAFETY: returns a struct of plain values.
     let mut params = unsafe { llama::llama_model_default_params() };
@@ -219,7 +221,18 @@ fn load(draft: &DraftOptions, only_sizes: bool) -> Result<RawModel, OpenError> {
         params.lazy_mode = llama::LLAMA_LAZY_MODE_OFF;
     }
     log::clear_errors();
-    // SAFETY: everything that the parameters point to outlives the call.
-    let model = unsafe { RawModel::load_path(&draft.path, params) };
+    // SAFETY: everything that the parameters point to, and the stream, outlive the call.
+    let model = unsafe {
+        match gguf.mtp_head_mended() {
+            Some(mended) => {
+                params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
+                params.lazy_mode = llama::LLAMA_LAZY_MODE_OFF;
+                let originals = gguf.files.iter().map(|file| Original::open(&file.path, file.state));
+                let mut stream = CookieStream::open(mended, &originals.collect::<Result<Vec<_>, _>>()?)?;
+                RawModel::load_stream(stream.as_file(), params)
+            }
+            None => RawModel::load_path(&draft.path, params),
+        }
+    };
     model.map_err(|message| refused(draft, if message.is_empty() { log::take_errors() } else { message }.trim()))
 }
