@@ -66,6 +66,10 @@ pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>, width
             )
         }
     };
+    // Whoever sees the file's size should know where it is. Most models' embeddings are small.
+    if let Some(tables) = io_choice.split("; ").find(|part| part.contains("GiB of embeddings")) {
+        let _ = write!(line, "; {tables}");
+    }
     if let Some(WidthReport { usual, widest, .. }) = width {
         let _ =
             write!(line, "; prompts in batches of {usual} to {widest} tokens, as their reads and products take time");
@@ -541,12 +545,15 @@ llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
         assert_eq!(model("demo.gguf", &info, 512, true), line);
         info.n_expert = 0;
         assert!(model("m", &info, 512, false).ends_with("6 layers, context 512 of 4096 (-c)"), "a dense model");
-        let words = |plan: &MemoryPlan, io| memory(plan, io, None, None);
+        let words = |plan: &MemoryPlan, io: &str| memory(plan, io, None, None);
         let part = plan(120, 4);
         let (slots, percent, cache) = (part.n_slots, part.n_slots * 100 / 32, Bytes(part.expert_cache));
         let expected = format!("{slots} of 32 experts ({percent} %) in {cache}, the others are read by direct I/O");
         assert_eq!(words(&part, "direct (why)"), format!("memory: 120.00 MiB (--mem-budget); {expected}"));
         assert!(words(&part, "buffered (why)").ends_with("read through the page cache"));
+        let tables = |bytes: &str| words(&part, &format!("direct (why); {bytes} of embeddings stay in the file; more"));
+        assert!(tables("26.80 GiB").ends_with("; 26.80 GiB of embeddings stay in the file"), "{}", tables("26.80 GiB"));
+        assert!(!tables("139.00 KiB").contains("embeddings"));
         let pools = part.pools.clone();
         let decode = Some(DecodePlan { pools, n_slots: 30, expert_cache: 120 * MIB, compute: 0 });
         let line = words(&MemoryPlan { decode, ..part }, "direct (why)");
