@@ -134,6 +134,8 @@ fn images_whose_tokens_see_each_other() {
 fn images_at_positions_of_several_dimensions() {
     check("qwen3vlmoe", Kind::Qwen2vl, &png(130, 70, None));
     check("qwen3vlmoe", Kind::Qwen2vl, &jpeg());
+    check("qwen3vlmoe", Kind::Qwen3vl, &png(130, 70, None));
+    check("qwen3vlmoe", Kind::Qwen3vl, &jpeg());
 }
 
 /// A large image becomes tiles, which are encoded together.
@@ -158,12 +160,11 @@ fn opened(files: &Files, checkpoints: u32) -> (Model, hobbit::Session, Projector
 }
 
 /// A recurrent state holds an image as it does tokens, and goes back to a checkpoint before or behind it.
-#[test]
-fn recurrent_models_keep_images_in_their_state() {
-    let (image, files) = (png(130, 70, None), files("qwen35moe", Kind::Qwen2vl));
+fn check_recurrent(arch: &str, kind: Kind, image: &[u8]) {
+    let files = files(arch, kind);
     let (_model, mut session, projector) = opened(&files, 0);
-    let whole = prompt(&projector, &image);
-    assert!(logits(&mut session, &projector, &whole, 0) == stock(&files, &image), "logits differ from mtmd's");
+    let whole = prompt(&projector, image);
+    assert!(logits(&mut session, &projector, &whole, 0) == stock(&files, image), "{arch}: logits differ from mtmd's");
     drop(session);
 
     let (model, mut session, projector) = opened(&files, 8);
@@ -171,7 +172,7 @@ fn recurrent_models_keep_images_in_their_state() {
         let turn = |text: &&str| format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
         turns.iter().map(turn).collect::<String>()
     };
-    let medium = projector.read(&image).unwrap();
+    let medium = projector.read(image).unwrap();
     let prompt = |turns: &[&str]| {
         let media = vec![medium.clone(); turns.iter().map(|turn| turn.matches(MARKER).count()).sum()];
         projector.prompt(text(turns).as_bytes(), MARKER, &media, true).unwrap()
@@ -190,17 +191,25 @@ fn recurrent_models_keep_images_in_their_state() {
     let n = first.tokens.len();
     // The same prompt again.
     assert_eq!(session.keep(n - 1), n - 2);
-    assert!(fed(&mut session, &first, n - 2) == expected, "behind the image");
+    assert!(fed(&mut session, &first, n - 2) == expected, "{arch}: behind the image");
     // Another answer to the message: back to its header, behind the image.
     let header = n - model.tokenize("<|im_start|>assistant\n", false, true).unwrap().len();
     assert_eq!(session.keep(n - 3), header);
-    assert!(fed(&mut session, &first, header) == expected, "from the answer's header");
+    assert!(fed(&mut session, &first, header) == expected, "{arch}: from the answer's header");
     // Another message: back to its beginning, before the image.
     let message = prompt(&[before]).tokens.len();
     assert_eq!(session.keep(first.chunks.whole(behind - 1)), message);
-    assert!(fed(&mut session, &first, message) == expected, "from the image's message");
+    assert!(fed(&mut session, &first, message) == expected, "{arch}: from the image's message");
     // No checkpoint is inside of the image.
     assert!(session.sequences().checkpoints(0).iter().all(|own| own.n_tokens <= at || own.n_tokens > behind));
+}
+
+#[test]
+fn recurrent_models_keep_images_in_their_state() {
+    check_recurrent("qwen35moe", Kind::Qwen2vl, &png(130, 70, None));
+    check_recurrent("qwen4exp", Kind::Qwen3vl, &png(130, 70, None));
+    // 352 tokens, in two batches.
+    check_recurrent("qwen4exp", Kind::Qwen3vl, &png(700, 500, None));
 }
 
 /// A process of its own: the resident set is measured.

@@ -16,6 +16,8 @@ pub enum Projector {
     Gemma3,
     /// Qwen2-VL: images of any size, for models with M-RoPE.
     Qwen2vl,
+    /// Qwen3-VL, without the embeddings of inner layers (deepstack): images of any size, for models with M-RoPE.
+    Qwen3vl,
     /// InternVL: one tile of 4 tokens for a small image; for a larger one up to 12, and one of the whole.
     Internvl,
     /// Qwen2-Audio: sound, 750 tokens for 30 seconds.
@@ -34,6 +36,7 @@ impl Projector {
         let (kind, part) = match self {
             Self::Gemma3 => ("gemma3", "vision"),
             Self::Qwen2vl => ("qwen2vl_merger", "vision"),
+            Self::Qwen3vl => ("qwen3vl_merger", "vision"),
             Self::Internvl => ("internvl", "vision"),
             Self::Qwen2a => ("qwen2a", "audio"),
         };
@@ -79,9 +82,13 @@ impl Projector {
                 add("mm.input_projection.weight", &[width, EMBD]);
                 add("mm.soft_emb_norm.weight", &[EMBD]);
             }
-            Self::Qwen2vl => {
+            Self::Qwen2vl | Self::Qwen3vl => {
                 add("v.patch_embd.weight", &[PATCH, PATCH, 3, EMBD]);
                 add("v.patch_embd.weight.1", &[PATCH, PATCH, 3, EMBD]);
+                if self == Self::Qwen3vl {
+                    add("v.patch_embd.bias", &[EMBD]);
+                    add("v.position_embd.weight", &[EMBD, 16]);
+                }
                 add("mm.0.weight", &[4 * EMBD, 4 * EMBD]);
                 add("mm.0.bias", &[4 * EMBD]);
                 add("mm.2.weight", &[4 * EMBD, width]);
@@ -113,10 +120,14 @@ impl Projector {
             add(&format!("{part}.{norm}.weight"), &[EMBD]);
             add(&format!("{part}.{norm}.bias"), &[EMBD]);
         }
-        for name in ["attn_q", "attn_k", "attn_v", "attn_out"] {
-            add(&format!("{part}.blk.0.{name}.weight"), &[EMBD, EMBD]);
-            if !(self == Self::Qwen2a && name == "attn_k") {
-                add(&format!("{part}.blk.0.{name}.bias"), &[EMBD]);
+        let attention: &[(&str, u64)] = match self {
+            Self::Qwen3vl => &[("attn_qkv", 3 * EMBD), ("attn_out", EMBD)],
+            _ => &[("attn_q", EMBD), ("attn_k", EMBD), ("attn_v", EMBD), ("attn_out", EMBD)],
+        };
+        for (name, n) in attention {
+            add(&format!("{part}.blk.0.{name}.weight"), &[EMBD, *n]);
+            if !(self == Self::Qwen2a && *name == "attn_k") {
+                add(&format!("{part}.blk.0.{name}.bias"), &[*n]);
             }
         }
         add(&format!("{part}.blk.0.ffn_up.weight"), &[EMBD, FF]);
