@@ -160,6 +160,16 @@ fn a_limit_is_kept() {
     }
 }
 
+/// Costs decide how wide a prompt's batches are; tokens follow it as they do another.
+#[test]
+fn prompts_are_as_wide_as_costs_decide() {
+    let args = ["-p", "0", "-n", "0", "-pg", "600,2", "-ub", "64,auto", "--expert-cache", "25%", "--no-roofline"];
+    let records = records_of(&bench(&[&SMALL[..], &args].concat()).expect(0));
+    let widths = |record: &Value| (record["n_ubatch"].as_u64(), record["hobbit_ubatch_max"].as_u64());
+    assert_eq!(records.iter().map(widths).collect::<Vec<_>>(), [(Some(64), Some(0)), (Some(512), Some(16_384))]);
+    assert!(records.iter().all(|record| record["hobbit_outcome"] == "ok"));
+}
+
 /// A model that fits while tokens decode, and with a whole ubatch's activations does not, is left to llama.cpp.
 #[test]
 fn prompts_give_their_memory_back_under_a_limit() {

@@ -107,8 +107,15 @@ impl Engine for Hobbit {
     }
 
     fn feed(&mut self, tokens: &[Token]) -> Result<()> {
-        self.session.feed(tokens)?;
-        self.last = (tokens.len() - 1) % self.n_batch;
+        if self.session.stats().prompt_width.is_none() {
+            self.session.feed(tokens)?;
+            self.last = (tokens.len() - 1) % self.n_batch;
+            return Ok(());
+        }
+        // Costs decide how many tokens the last batch has.
+        let (mut before, mut end) = (0, 0);
+        self.session.feed_with(tokens, |done| (before, end) = (end, done))?;
+        self.last = end - before - 1;
         Ok(())
     }
 
