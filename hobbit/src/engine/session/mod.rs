@@ -221,7 +221,8 @@ impl Session {
                 n_threads: params.n_threads.max(params.n_threads_batch),
                 stats: Stats::default(),
                 checked: false,
-                wide: (options.n_ubatch > usual).then(|| Wide::new(usual, &options, &description)),
+                wide: (options.n_ubatch > usual)
+                    .then(|| Wide::new(usual, params.n_threads_batch, model, &options, &description)),
             },
             sequences: Sequences::new(model, options, context, description.checkpoint_bytes),
             model: model.clone(),
