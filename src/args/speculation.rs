@@ -54,7 +54,7 @@ pub struct SpeculationArgs {
 
 /// How the model of a file drafts. One that cannot be read is refused later.
 fn drafts_as(path: &Path) -> DraftSource {
-    Gguf::open(path).map_or(DraftSource::DraftSimple, |gguf| gguf.drafts_as())
+    Gguf::open(path).map_or(DraftSource::DraftSimple, |gguf| DraftSource::of(&gguf))
 }
 
 /// A word of `--spec-type`; `None` stands for `none`.

@@ -6,7 +6,6 @@
 use std::ops::Range;
 
 use super::{Gguf, TensorInfo, VirtualGguf};
-use crate::options::DraftSource;
 
 /// Tensors that make keys. If some layers have one, the other layers keep no tokens: they are recurrent, or have no
 /// attention.
@@ -91,17 +90,6 @@ impl Gguf {
         let at = file.header.windows(key.len()).position(|bytes| bytes == key.as_bytes())?;
         file.header[at + key.len() - 1] = b'-';
         Some(file)
-    }
-
-    /// How the file's model drafts for another.
-    pub fn drafts_as(&self) -> DraftSource {
-        match self.architecture() {
-            "eagle3" => DraftSource::DraftEagle3,
-            "dflash" if self.tensor("markov_w1.weight").is_some() => DraftSource::DraftDspark,
-            "dflash" => DraftSource::DraftDflash,
-            _ if self.is_mtp_head() => DraftSource::DraftMtp,
-            _ => DraftSource::DraftSimple,
-        }
     }
 
     pub fn tensors_from(&self, first: u64) -> impl Iterator<Item = &TensorInfo> {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use smart_default::SmartDefault;
 
+use crate::gguf::Gguf;
 use crate::named::named;
 use crate::route::DECODE_TOKENS_MAX;
 
@@ -243,6 +244,17 @@ pub enum DraftSource {
 }
 
 impl DraftSource {
+    /// How a file's model drafts for another.
+    pub fn of(gguf: &Gguf) -> Self {
+        match gguf.architecture() {
+            "eagle3" => Self::DraftEagle3,
+            "dflash" if gguf.tensor("markov_w1.weight").is_some() => Self::DraftDspark,
+            "dflash" => Self::DraftDflash,
+            _ if gguf.is_mtp_head() => Self::DraftMtp,
+            _ => Self::DraftSimple,
+        }
+    }
+
     /// Whether it reads the hidden states of every token that the model evaluates.
     pub fn follows(self) -> bool {
         matches!(self, Self::DraftMtp | Self::DraftEagle3 | Self::DraftDflash | Self::DraftDspark)

@@ -11,7 +11,7 @@ use crate::engine::model::needs;
 use crate::engine::session::{Interrupt, Sequences, Session};
 use hobbit_core::gguf::Gguf;
 use hobbit_core::options::{
-    Budget, DeviceChoice, DeviceOptions, DraftOptions, ModelOptions, Repack, SessionOptions, Token,
+    Budget, DeviceChoice, DeviceOptions, DraftOptions, DraftSource, ModelOptions, Repack, SessionOptions, Token,
 };
 
 /// Context of a draft if neither it nor the target names one.
@@ -28,7 +28,7 @@ const STEP_TOKENS: usize = 16;
 pub fn draft_bytes(draft: &DraftOptions, target: &SessionOptions) -> Result<u64, OpenError> {
     ggml::ready();
     let (gguf, options) = (Gguf::open(&draft.path)?, model_options(draft));
-    if gguf.drafts_as().follows() {
+    if DraftSource::of(&gguf).follows() {
         return follower::bytes(draft, &gguf, target);
     }
     needs::bytes_beside(&gguf, &options, &session_options(draft, target))

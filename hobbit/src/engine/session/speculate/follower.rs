@@ -166,7 +166,7 @@ fn check_reader(source: DraftSource, gguf: &Gguf, target: &Session) -> Result<()
         return Err(format!("{source} needs a draft of architecture {arch}, and it is {}", gguf.architecture()));
     }
     if (source == DraftSource::DraftDspark) != gguf.tensor("markov_w1.weight").is_some() {
-        return Err(format!("it is no draft for {source}: give {}", gguf.drafts_as()));
+        return Err(format!("it is no draft for {source}: give {}", DraftSource::of(gguf)));
     }
     let own = model.info().architecture.as_str();
     if !SHOWN.contains(&own) {
