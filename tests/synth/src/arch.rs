@@ -59,7 +59,7 @@ pub(super) enum Dim {
     /// Everything that Mamba 2 projects its layer's input to.
     SsmIn,
     Used,
-    /// Sizes of [`super::spec::Qwen4Exp`]: heads of keys and values of a recurrent state, and their width.
+    /// Sizes of [`super::Qwen4Exp`]: heads of keys and values of a recurrent state, and their width.
     StateKeys,
     StateValues,
     StateWidth,
