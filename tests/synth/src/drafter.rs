@@ -2,13 +2,11 @@
 
 use std::path::Path;
 
-use anyhow::Context;
-use hobbit_core::files;
-use hobbit_core::gguf::{HeaderBuilder, Value};
+use hobbit_core::gguf::Value;
 
+use super::file::{Small, write_small};
 use super::format::Format;
 use super::model::vocab_keys;
-use super::random::Random;
 use super::spec::Spec;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,30 +105,14 @@ impl Drafter {
     /// Writes a draft for `target` that reads the inputs of these layers; without embeddings of its own it uses the
     /// target's.
     pub fn write(self, path: &Path, target: &Spec, layers: &[u32], own_embeddings: bool) -> anyhow::Result<()> {
-        let mut header = HeaderBuilder::new(32)?;
-        for (key, value) in self.keys(target, layers) {
-            header.key(&key, value)?;
-        }
-        let tensors = self.tensors(target, layers.len() as u64, own_embeddings);
-        for (name, dims) in &tensors {
-            header.tensor(name, Format::F32.ggml_type(), dims)?;
-        }
-        let path = &files::destination(path);
-        let mut file = files::new_beside(path).with_context(|| path.display().to_string())?;
-        let mut next = tensors.iter();
-        header.finish().write(file.as_file_mut(), |_, out| {
-            let (name, dims) = next.next().expect("the header has these tensors");
-            let (mean, deviation) = match dims.len() {
-                1 => (1.0, 0.05),
-                _ if name.starts_with("token_embd") => (0.0, 1.0),
-                _ => (0.0, 1.0 / (dims[0] as f32).sqrt()),
-            };
-            let bytes = Format::F32.bytes_of(dims.iter().product()).expect("it is small");
-            let mut bytes = vec![0; bytes as usize];
-            Format::F32.fill(&mut bytes, &mut Random::new(target.seed + 1, name), mean, deviation);
-            out.write_all(&bytes)
-        })?;
-        file.persist(path).map_err(|fault| fault.error).with_context(|| path.display().to_string())?;
-        Ok(())
+        let spread = |name: &str, dims: &[u64]| match dims.len() {
+            1 => (1.0, 0.05),
+            _ if name.starts_with("token_embd") => (0.0, 1.0),
+            _ => (0.0, 1.0 / (dims[0] as f32).sqrt()),
+        };
+        let tensors = self.tensors(target, layers.len() as u64, own_embeddings).into_iter();
+        let tensors =
+            tensors.map(|(name, dims)| Small { format: Format::F32, spread: spread(&name, &dims), name, dims });
+        write_small(path, self.keys(target, layers), tensors.collect(), target.seed + 1)
     }
 }

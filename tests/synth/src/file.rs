@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use hobbit_core::files;
-use hobbit_core::gguf::HeaderBuilder;
 use hobbit_core::gguf::writer::Layout;
+use hobbit_core::gguf::{HeaderBuilder, Value};
 
+use super::format::Format;
 use super::model::{self, Tensor};
 use super::random::Random;
 use super::spec::{Sizes, Spec};
@@ -72,6 +73,41 @@ pub fn write_with(path: &Path, spec: &Spec, mut progress: impl FnMut(u64, u64)) 
         file.persist(place).map_err(|fault| fault.error).with_context(|| place.display().to_string())?;
     }
     Ok(Written { files: names, bytes: needed })
+}
+
+/// A tensor of a small file, and the mean and standard deviation of its numbers.
+pub(super) struct Small {
+    pub name: String,
+    pub dims: Vec<u64>,
+    pub format: Format,
+    pub spread: (f32, f32),
+}
+
+/// Writes a file of such tensors, each filled by its name and `seed`.
+pub(super) fn write_small(
+    path: &Path,
+    keys: Vec<(String, Value)>,
+    tensors: Vec<Small>,
+    seed: u64,
+) -> anyhow::Result<()> {
+    let mut header = HeaderBuilder::new(32)?;
+    for (key, value) in keys {
+        header.key(&key, value)?;
+    }
+    for tensor in &tensors {
+        header.tensor(&tensor.name, tensor.format.ggml_type(), &tensor.dims)?;
+    }
+    let path = &files::destination(path);
+    let mut file = files::new_beside(path).with_context(|| path.display().to_string())?;
+    let mut next = tensors.iter();
+    header.finish().write(file.as_file_mut(), |_, out| {
+        let Small { name, dims, format, spread } = next.next().expect("the header has these tensors");
+        let mut bytes = vec![0; format.bytes_of(dims.iter().product()).expect("it is small") as usize];
+        format.fill(&mut bytes, &mut Random::new(seed, name), spread.0, spread.1);
+        out.write_all(&bytes)
+    })?;
+    file.persist(path).map_err(|fault| fault.error).with_context(|| path.display().to_string())?;
+    Ok(())
 }
 
 /// The beginning of a model's file: everything but its weights.

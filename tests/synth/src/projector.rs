@@ -3,12 +3,10 @@
 
 use std::path::Path;
 
-use anyhow::Context;
-use hobbit_core::files;
-use hobbit_core::gguf::{HeaderBuilder, Value};
+use hobbit_core::gguf::Value;
 
+use super::file::{Small, write_small};
 use super::format::Format;
-use super::random::Random;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Projector {
@@ -139,36 +137,21 @@ impl Projector {
 
     /// Writes a projector for models with embeddings of `width` numbers.
     pub fn write(self, path: &Path, width: u32, seed: u64) -> anyhow::Result<()> {
-        let mut header = HeaderBuilder::new(32)?;
-        for (key, value) in self.keys(width) {
-            header.key(&key, value)?;
-        }
-        let tensors = self.tensors(width.into());
         // As real projectors have them: mtmd convolves with kernels of 16 bits.
         let format =
             |name: &str| if name.contains("conv1d") && name.ends_with("weight") { Format::F16 } else { Format::F32 };
-        for (name, dims) in &tensors {
-            header.tensor(name, format(name).ggml_type(), dims)?;
-        }
-        let path = &files::destination(path);
-        let mut file = files::new_beside(path).with_context(|| path.display().to_string())?;
-        let mut next = tensors.iter();
-        header.finish().write(file.as_file_mut(), |_, out| {
-            let (name, dims) = next.next().expect("the header has these tensors");
-            let n: u64 = dims.iter().product();
+        let spread = |name: &str, dims: &[u64]| {
             let inputs: u64 = if dims.len() > 2 { dims[..dims.len() - 1].iter().product() } else { dims[0] };
-            let (mean, deviation) = match (name.ends_with("bias"), dims.len()) {
+            match (name.ends_with("bias"), dims.len()) {
                 (true, _) => (0.0, 0.05),
                 (false, 1) => (1.0, 0.05),
                 _ if name.contains("position") => (0.0, 0.1),
                 _ => (0.0, 1.0 / (inputs as f32).sqrt()),
-            };
-            let format = format(name);
-            let mut bytes = vec![0; format.bytes_of(n).expect("it is small") as usize];
-            format.fill(&mut bytes, &mut Random::new(seed, name), mean, deviation);
-            out.write_all(&bytes)
-        })?;
-        file.persist(path).map_err(|fault| fault.error).with_context(|| path.display().to_string())?;
-        Ok(())
+            }
+        };
+        let tensors = self.tensors(width.into()).into_iter();
+        let tensors =
+            tensors.map(|(name, dims)| Small { format: format(&name), spread: spread(&name, &dims), name, dims });
+        write_small(path, self.keys(width), tensors.collect(), seed)
     }
 }
