@@ -226,8 +226,8 @@ pub struct WarmStart {
     pub bytes: u64,
 }
 
-/// Resident set of this process now, in bytes; 0 if the system does not report it. The kernel counts it, because on many
-/// CPUs the sum in `status` lags by MiBs.
+/// Resident set of this process now, in bytes; 0 if the system does not report it. The kernel counts
+/// it for `smaps_rollup`; its documentation calls the sum in `status` inaccurate.
 pub fn rss_bytes() -> u64 {
     match own("smaps_rollup", "Rss:") {
         0 => own("status", "VmRSS:"),

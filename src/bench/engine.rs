@@ -77,6 +77,8 @@ pub struct Hobbit {
     session: Session,
     caching: CachingOptions,
     n_batch: usize,
+    /// Whether costs decide the width of a prompt's batches.
+    is_wide: bool,
     /// Index of the last entry of the last batch.
     last: usize,
 }
@@ -87,7 +89,9 @@ impl Hobbit {
         let model = Model::open(path, options)?;
         idle_flags(model.idle_options()).for_each(|words| tell(format_args!("note: {words}")));
         let (caching, n_batch) = (options.caching, session.n_batch as usize);
-        Ok(Self { session: model.session(session)?, caching, n_batch, last: 0 })
+        let session = model.session(session)?;
+        let is_wide = session.stats().prompt_width.is_some();
+        Ok(Self { session, caching, n_batch, is_wide, last: 0 })
     }
 }
 
@@ -107,7 +111,7 @@ impl Engine for Hobbit {
     }
 
     fn feed(&mut self, tokens: &[Token]) -> Result<()> {
-        if self.session.stats().prompt_width.is_none() {
+        if !self.is_wide {
             self.session.feed(tokens)?;
             self.last = (tokens.len() - 1) % self.n_batch;
             return Ok(());

@@ -60,12 +60,14 @@ impl Gguf {
         (is_there && !(self.others_pool(&layers) && self.runs())).then_some(layers)
     }
 
-    /// Whether, of qwen4exp's layers, others pool their keys than those for multi-token prediction, `layers`: llama.cpp's
-    /// graph then reads an input that nobody sets.
+    /// Whether some layers of qwen4exp pool their keys, and those for multi-token prediction, `layers`, do not.
+    /// llama.cpp's graph of the latter then has an input without a value.
     fn others_pool(&self, layers: &Range<u64>) -> bool {
         let ratios = self.numbers(QWEN4EXP_RATIOS).unwrap_or_default();
-        let pools = |layer: u64| ratios.get(layer as usize).is_none_or(|ratio| *ratio > 0);
-        self.architecture() == "qwen4exp" && ratios.iter().any(|ratio| *ratio > 0) && !layers.clone().all(pools)
+        let predicting = ratios.iter().skip(usize::try_from(layers.start).unwrap_or(usize::MAX));
+        self.architecture() == "qwen4exp"
+            && ratios.iter().any(|ratio| *ratio > 0)
+            && predicting.into_iter().any(|ratio| *ratio == 0)
     }
 
     /// Whether the file has layers that run.

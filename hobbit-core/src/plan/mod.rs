@@ -167,7 +167,7 @@ pub struct BelowTokenCycle {
     pub expert_cache: Option<u64>,
 }
 
-/// What the smallest budget of a model holds.
+/// Experts that are in memory with a model's smallest budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holds {
     /// No expert: each is read when it is used.

@@ -23,8 +23,8 @@ const WORTH_IT: f64 = 0.9;
 /// Take the narrowest width whose time is within this factor of the best.
 const AS_GOOD: f64 = 1.05;
 
-/// Multiplications a second of a core, bytes a second of a disk, and both of a GPU and its link: what is usual, until the
-/// first batch has measured them. That batch would otherwise read every expert once more than is needed.
+/// Usual multiplications a second of a core and bytes a second of a disk, and those of a GPU and its link. They stand
+/// until the first batch has measured the costs: a batch of the usual width would read every expert once more.
 const USUAL_CPU: (f64, f64) = (20e9, 1.5e9);
 const USUAL_DEVICE: (f64, f64) = (2e13, 16e9);
 

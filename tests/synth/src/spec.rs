@@ -48,7 +48,7 @@ pub struct Spec {
     pub dense_lead: Option<u32>,
     /// Layers of multi-token prediction after the others (`nextn_predict_layers`).
     pub mtp: u32,
-    /// Of the layers, only those for multi-token prediction: a file for a model without them.
+    /// The file has the layers for multi-token prediction, and no others.
     pub only_mtp: bool,
     /// Only every n-th layer has experts (Llama 4).
     pub moe_step: u32,
@@ -62,8 +62,8 @@ pub struct Spec {
     pub fused: bool,
     /// A scale per expert (`ffn_*_exps.scale`).
     pub expert_scales: bool,
-    /// Tensors that the file has not, by their names without the layer: `ffn_gate_exps.scale`. llama.cpp refuses the file
-    /// if it needs them.
+    /// Tensors that the file lacks, by their names without the layer: `ffn_gate_exps.scale`. llama.cpp refuses the
+    /// file if it needs them.
     pub without: Vec<&'static str>,
     /// Query heads.
     pub heads: u32,

@@ -31,7 +31,7 @@ fn layers_for_multi_token_prediction_do_not_run() {
     assert_eq!(gguf(&[], &tensors).n_layers_run(), u64::MAX);
 }
 
-/// llama.cpp reads an input that nobody sets where only other layers pool their keys.
+/// Where only other layers pool their keys, llama.cpp's graph has an input without a value.
 #[test]
 fn layers_of_qwen4exp_that_do_not_pool_predict_nothing() {
     let file = |ratios: &[u32], tensors: &[&str]| {

@@ -210,7 +210,8 @@ impl Decoder {
             experts.tables().expect(unsafe { std::slice::from_raw_parts(batch.token, n_tokens as usize) });
         }
         let (before, busy_before) = counters(experts);
-        let link_before = experts.memories().as_ref().and_then(Tiers::link);
+        let is_measured = self.wide.is_some() && !phase.is_decode();
+        let link_before = experts.memories().as_ref().filter(|_| is_measured).and_then(Tiers::link);
         sequences.all.iter_mut().for_each(|own| own.entry = None);
         let started = Instant::now();
         let running = contention::running(self.n_threads, phase.is_decode());

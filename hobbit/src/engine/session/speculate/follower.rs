@@ -1,6 +1,8 @@
-//! A draft in a file of its own that reads the target's hidden states: layers for multi-token prediction, EAGLE3, DFlash
-//! and DSpark. It is a second context of the target's, which forgets, copies and moves the same tokens.
+//! A draft in a file of its own that reads the target's hidden states: layers for multi-token prediction, EAGLE3,
+//! DFlash and DSpark. It is a second context of the target's, which forgets, copies and moves the same tokens.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use ggml_sys::llama::{self, llama_context_params};
@@ -17,6 +19,7 @@ use crate::engine::gpu::devices;
 use crate::engine::model::needs::bounds;
 use crate::engine::session::Session;
 use crate::engine::source::cookie_stream::CookieStream;
+use crate::engine::source::validate;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::options::{DraftOptions, DraftSource, SessionOptions};
 use hobbit_core::store::Original;
@@ -87,6 +90,9 @@ pub(super) fn add(
         _ => check_reader(source, &gguf, target),
     };
     checked.map_err(|why| refused(draft, &why))?;
+    validate::check_header(&gguf, &model_options(draft))?;
+    validate::check_tables_of_experts(&gguf, &gguf.experts()?)?;
+    check_words(&gguf, target.model().n_vocab()).map_err(|why| refused(draft, &why))?;
     if draft.n_ctx > 0 {
         return Err(refused(draft, "its context is the model's: leave out -cd"));
     }
@@ -120,7 +126,7 @@ pub(super) fn add(
 /// Parameters of a draft that reads hidden states of several layers.
 fn params_of_reader(context: &Context, params: llama_context_params, n_max: u32) -> llama_context_params {
     // DFlash computes the drafts of all sequences at once.
-    let n_drafts = params.n_seq_max * (n_max + 1);
+    let n_drafts = params.n_seq_max.saturating_mul(n_max.saturating_add(1));
     let n_batch = (context.n_batch() as u32).max(n_drafts);
     llama_context_params {
         ctx_other: context.as_ptr(),
@@ -199,6 +205,23 @@ fn check_reader(source: DraftSource, gguf: &Gguf, target: &Session) -> Result<()
     Ok(())
 }
 
+/// Checks a draft's table of the target's tokens: kernels would end the process at a number that is none.
+fn check_words(gguf: &Gguf, n_vocab: usize) -> Result<(), String> {
+    let Some(table) = gguf.tensor("d2t") else { return Ok(()) };
+    if table.dtype.name() != "i64" || table.extent.len > 8 * n_vocab as u64 {
+        return Err(format!("its table of tokens (d2t) is none of i64 with at most {n_vocab} entries"));
+    }
+    let mut bytes = vec![0; table.extent.len as usize];
+    let file = File::open(&gguf.files[table.extent.file as usize].path);
+    let read = file.and_then(|file| file.read_exact_at(&mut bytes, table.extent.offset));
+    read.map_err(|error| format!("its table of tokens (d2t): {error}"))?;
+    let mut tokens = bytes.as_chunks().0.iter().map(|le| i64::from_le_bytes(*le));
+    match tokens.find(|token| !(0..n_vocab as i64).contains(token)) {
+        Some(token) => Err(format!("its table of tokens (d2t) has {token}, expected 0 to {}", n_vocab - 1)),
+        None => Ok(()),
+    }
+}
+
 fn refused(draft: &DraftOptions, why: &str) -> OpenError {
     OpenError::Speculation(format!("{}: {why}", draft.path.display()))
 }
@@ -235,4 +258,29 @@ fn load(draft: &DraftOptions, gguf: &Gguf, only_sizes: bool) -> Result<RawModel,
         }
     };
     model.map_err(|message| refused(draft, if message.is_empty() { log::take_errors() } else { message }.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hobbit_core::gguf::{GgmlType, HeaderBuilder};
+
+    #[test]
+    fn a_table_of_other_tokens_is_refused() {
+        let check = |dtype: &str, tokens: &[i64]| {
+            let mut header = HeaderBuilder::new(32).unwrap();
+            header.key("general.architecture", "eagle3").unwrap();
+            header.tensor("d2t", GgmlType::from_name(dtype).unwrap(), &[tokens.len() as u64]).unwrap();
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+            header.finish().write(file.as_file_mut(), |_, out| out.write_all(&bytes)).unwrap();
+            check_words(&Gguf::open(file.path()).unwrap(), 4)
+        };
+        assert_eq!(check("i64", &[0, 3]), Ok(()));
+        for token in [4, -1, i64::MIN] {
+            assert!(check("i64", &[0, token]).unwrap_err().contains(&format!("has {token}, expected 0 to 3")));
+        }
+        assert!(check("i64", &[0; 5]).unwrap_err().contains("at most 4 entries"));
+        assert!(check("f64", &[0, 3]).unwrap_err().contains("none of i64"));
+    }
 }
