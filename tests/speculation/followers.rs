@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use hobbit::engine::draft_bytes;
 use hobbit::options::{DraftOptions, DraftSource, SpeculationOptions};
-use hobbit::{Sampler, SamplingOptions, SessionOptions, Token};
+use hobbit::{Model, ModelOptions, Sampler, SamplingOptions, SessionOptions, Token};
 use hobbit_core::gguf::Gguf;
 use hobbit_core::plan::ExpertCache;
 use hobbit_synth::{self as synth, Drafter, Format, Spec};
@@ -198,6 +198,9 @@ fn layers_of_another_model_are_refused() {
         assert!(error.contains(reason), "{reason}: {error}");
         session.feed(&[1, 2, 3]).unwrap();
     }
+    // Not even llama.cpp's own checks would refuse them as models.
+    let refused = Model::open(&good, &ModelOptions::default()).err().expect("no layers run").to_string();
+    assert!(refused.contains("it lacks blk.0.attn_norm.weight; layers for multi-token prediction alone"), "{refused}");
     let good = speculation(good, 0);
     model.session(&settings()).unwrap().speculate(&good).unwrap();
     let draft = good.draft.unwrap();

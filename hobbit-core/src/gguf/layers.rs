@@ -70,6 +70,15 @@ impl Gguf {
             && predicting.into_iter().any(|ratio| *ratio == 0)
     }
 
+    /// The tensor without which llama.cpp takes the file for layers of multi-token prediction alone, and needs no other;
+    /// `None` if the file has it, or declares no such layers.
+    pub fn lacks_layers(&self) -> Option<&'static str> {
+        let arch = self.architecture();
+        let name = if arch == "qwen4exp" { "blk.0.hc_attn_norm.weight" } else { "blk.0.attn_norm.weight" };
+        let declares = MTP_ARCHITECTURES.contains(&arch) && self.number("nextn_predict_layers").is_some_and(|n| n > 0);
+        (declares && self.tensor(name).is_none()).then_some(name)
+    }
+
     /// Whether the file has layers that run.
     fn runs(&self) -> bool {
         let first = self.n_layers_run();

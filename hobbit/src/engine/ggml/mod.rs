@@ -34,7 +34,11 @@ pub(crate) fn ready() {
     ggml_sys::register_backends();
     static INIT: Once = Once::new();
     // SAFETY: called once per process, with the backends registered.
-    INIT.call_once(|| unsafe { llama::llama_backend_init() });
+    INIT.call_once(|| unsafe {
+        llama::llama_backend_init();
+        // Before any file is read: a draft's is read before the model's.
+        ggml_sys::shim::hobbit_guard_aborts();
+    });
 }
 
 /// A registered device, for other threads and for comparisons.

@@ -160,6 +160,7 @@ fn prepare(
     let mut source = ModelSource::open(path, options, progress)?;
     check_mtp(&source, options)?;
     validate::check_header(&source.gguf, options)?;
+    validate::check_layers(&source.gguf)?;
     validate::check_tables_of_experts(&source.gguf, &source.map)?;
     ggml::ready();
     let adapters = CheckedAdapters::read(&options.adapters, &source.gguf)?;

@@ -163,6 +163,16 @@ fn check_override_types(gguf: &Gguf, options: &ModelOptions) -> Result<(), OpenE
 /// Bytes read at once.
 const PIECE_BYTES: usize = 4 << 20;
 
+/// Checks that a model to run has layers that run: llama.cpp would compute with tensors that are not there.
+///
+/// # Errors
+/// [`OpenError::Load`] with the first one that is missing.
+pub(crate) fn check_layers(gguf: &Gguf) -> Result<(), OpenError> {
+    let Some(name) = gguf.lacks_layers() else { return Ok(()) };
+    let reason = format!("it lacks {name}; layers for multi-token prediction alone are a draft (-md) for their model");
+    Err(OpenError::Load { path: gguf.files[0].path.clone(), reason })
+}
+
 /// Checks the tables of layers that choose experts by the token alone (DeepSeek V4). Kernels check no id from such a
 /// table, and devices use it before the host has seen it.
 ///

@@ -9,6 +9,7 @@ use crate::engine::ggml::raw::BatchToken;
 use crate::engine::model::Model;
 use crate::engine::model::needs;
 use crate::engine::session::{Interrupt, Sequences, Session};
+use crate::engine::source::validate;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::options::{
     Budget, DeviceChoice, DeviceOptions, DraftOptions, DraftSource, ModelOptions, Repack, SessionOptions, Token,
@@ -31,6 +32,7 @@ pub fn draft_bytes(draft: &DraftOptions, target: &SessionOptions) -> Result<u64,
     if DraftSource::of(&gguf).follows() {
         return follower::bytes(draft, &gguf, target);
     }
+    validate::check_layers(&gguf)?;
     needs::bytes_beside(&gguf, &options, &session_options(draft, target))
 }
 
