@@ -100,6 +100,8 @@ pub struct WidthInput {
     pub cache_bytes: u64,
     /// Memory of a ubatch for each of its tokens.
     pub token_bytes: u64,
+    /// Layers with experts.
+    pub n_layers: usize,
     pub costs: PromptCosts,
 }
 
@@ -122,6 +124,18 @@ impl WidthInput {
         }
         let good = timed.iter().filter(|(_, seconds)| *seconds <= AS_GOOD * least).map(|(width, _)| *width);
         good.min().unwrap_or(self.usual)
+    }
+
+    /// Bytes of staging with which a ubatch of `width` tokens reads while it computes: what can be read in a layer's
+    /// time, at most a layer's experts. None for the usual width, whose slots must outlive many short prompts.
+    pub fn staging(&self, width: usize) -> u64 {
+        if width <= self.usual {
+            return 0;
+        }
+        let n_layers = self.n_layers.max(1);
+        let seconds = width as f64 * self.costs.seconds_per_token / n_layers as f64;
+        let meanwhile = (seconds * self.costs.bytes_per_second) as u64;
+        meanwhile.min(self.expert_bytes / n_layers as u64)
     }
 
     /// Seconds of the prompt in ubatches of `width`: each takes the longer of its reads and its products, and what it
@@ -154,6 +168,7 @@ mod tests {
             expert_bytes: 5 * GIB,
             cache_bytes: 3 * GIB / 2,
             token_bytes: 100 << 10,
+            n_layers: 10,
             costs: PromptCosts { seconds_per_token: seconds, bytes_per_second: rate, bytes_per_pass },
         }
     }
@@ -173,6 +188,13 @@ mod tests {
         assert_eq!(input(512, 3e8, 1e-3).choose(), 512, "one ubatch anyway");
         assert_eq!(input(600, 3e8, 1e-3).choose(), 640, "whole tiles");
         assert_eq!(input(20_000, 3e8, 1e-3).choose(), 8192, "as wide as the buffers");
+    }
+
+    #[test]
+    fn a_wide_ubatch_stages_what_is_read_while_a_layer_computes() {
+        assert_eq!(input(8192, 3e8, 1e-3).staging(8192), 245_760_000, "0.8 s of a layer at 300 MB/s");
+        assert_eq!(input(8192, 3e9, 1e-3).staging(8192), GIB / 2, "no more than a layer's experts");
+        assert_eq!(input(8192, 3e9, 1e-3).staging(512), 0);
     }
 
     #[test]

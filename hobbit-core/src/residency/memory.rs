@@ -170,13 +170,15 @@ impl<R: Reads, O: Observer> Memory<R, O> {
         self.in_flight.staging.len()
     }
 
-    /// Sets the number of staging slots.
+    /// Sets the number of staging slots; what is staged is dropped. To be called after [`super::Residency::quiesce`].
     ///
     /// # Panics
-    /// If there were some before.
+    /// If a read into staging is in flight.
     pub fn set_staging(&mut self, n_slots: usize) {
-        assert!(self.in_flight.staging.len() == 0, "what is staged would be lost");
-        self.in_flight.staging = Staging::new(Some(n_slots));
+        let InFlight { staging, .. } = &mut self.in_flight;
+        staging.retain(|_| false);
+        assert_eq!(staging.n_free(), staging.len(), "a read would write into another slice's slot");
+        *staging = Staging::new(Some(n_slots));
     }
 
     /// Frees the staging slots for `slice`, which no read in flight brings: other staged slices are dropped, so none
@@ -431,6 +433,19 @@ impl<R: Reads, O: Observer> Memory<R, O> {
             }
         }
         self.in_flight.is_reading_ahead = self.in_flight.reader.outstanding() > 0;
+    }
+
+    /// From now on [`Memory::wait`] waits for `bytes` bytes of the reads for free slots, too.
+    pub fn hasten_filling(&mut self, bytes: u64) {
+        let (mut chosen, mut left) = (Vec::new(), bytes);
+        for asked in self.in_flight.outstanding().filter(|asked| asked.class == LoadClass::Fill) {
+            chosen.push(asked.target.version());
+            left = left.saturating_sub(self.layout.bytes_of(asked));
+            if left == 0 {
+                break;
+            }
+        }
+        self.in_flight.promote(|version| chosen.contains(&version));
     }
 
     /// Withdraws reads for free slots that have not started: of one layer, or all.

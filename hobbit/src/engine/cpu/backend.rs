@@ -32,8 +32,11 @@ pub(crate) use self::chain::Chain;
 use self::kernels::Kernels;
 pub(crate) use self::kernels::{ROWS_MIN, may_be_plain, trials};
 
-/// Maximum bytes of gathered rows for one product (more only if one expert alone has more).
+/// Maximum bytes of gathered rows for one product.
 const GATHER_BYTES_MAX: usize = 16 << 20;
+
+/// So many rows of one expert are multiplied at once even if they take more: fewer would be slower.
+const ROWS_AT_ONCE_MIN: usize = 512;
 
 /// One context's expert backend.
 pub(crate) struct ExpertBackend {
@@ -408,7 +411,7 @@ pub(crate) fn products_bytes(map: &ExpertMap, n_used: u64, options: &SessionOpti
     let row = tensors().map(|tensor| (tensor.ne0 + tensor.ne1) * 4).max().unwrap_or(0);
     let n_tokens = u64::from(options.n_ubatch.min(options.n_batch));
     let n_rows = n_tokens.saturating_mul(n_used);
-    // One expert may be chosen by every token; groups of several stay below the cap.
-    let gathered = n_tokens.saturating_mul(row).max(n_rows.saturating_mul(row).min(GATHER_BYTES_MAX as u64));
+    let at_once = groups::rows_at_once(usize::try_from(row).unwrap_or(usize::MAX)) as u64;
+    let gathered = n_rows.min(at_once).saturating_mul(row);
     gathered.saturating_add(n_rows.saturating_mul(n_in) / 4 * 5)
 }

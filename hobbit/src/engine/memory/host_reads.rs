@@ -144,6 +144,11 @@ impl HostReads {
         self.slice(slice).0
     }
 
+    /// Bytes of a staging slot.
+    pub(crate) fn staging_stride(&self) -> usize {
+        self.staging_stride
+    }
+
     /// Bytes of a slot of a share.
     pub(crate) fn stride(&self, layer: u16, share: u16) -> u64 {
         let share = &self.shares[usize::from(layer)][usize::from(share)];
@@ -183,9 +188,9 @@ impl HostReads {
         (&self.pools[usize::from(share.slots.id.pool)], at(slots.start)..at(slots.end))
     }
 
-    /// Allocates `n_slots` staging slots where there were none. Returns whether that succeeded.
+    /// Replaces the staging slots, which no read may be filling. Returns whether the memory could be had.
     pub(crate) fn make_staging(&mut self, n_slots: usize) -> bool {
-        let Ok(arena) = Arena::new(n_slots * self.staging_stride) else { return false };
+        let Ok(arena) = Arena::touched_as_needed(n_slots * self.staging_stride) else { return false };
         self.staging = arena;
         true
     }

@@ -67,6 +67,8 @@ pub(crate) struct Tiers {
     pub(crate) prompt_slots: BTreeMap<ShareId, u32>,
     /// Bytes of llama.cpp's compute buffer that the host's slots have.
     pub(crate) free_compute: u64,
+    /// Bytes that a wide ubatch wants for staging; 0 between two.
+    pub(crate) wide_staging: u64,
     /// The size of the host's cache that was asked for last.
     pub(crate) wanted: ExpertCache,
     /// Sessions whose contexts hold memory.
@@ -296,6 +298,20 @@ impl Tiers {
         }
         if let Some(report) = self.host.latency.as_mut().and_then(Latency::take_news) {
             log::notice(format_args!("the target latency is out of reach here: {report}"));
+        }
+    }
+
+    /// Bytes a second of the reads that fill slots, as soon as `bytes` have come; `None` where fewer are on their way.
+    pub(crate) fn filling_rate(&mut self, bytes: u64) -> Option<f64> {
+        self.host.memory.hasten_filling(bytes);
+        loop {
+            let stats = self.host.reads().stats();
+            if stats.bytes >= bytes {
+                return Some(stats.bytes as f64 / stats.busy.as_secs_f64()).filter(|rate| rate.is_finite());
+            }
+            if !self.host.memory.wait() {
+                return None;
+            }
         }
     }
 

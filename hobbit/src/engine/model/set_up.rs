@@ -96,9 +96,9 @@ pub(crate) fn set_up(model: &Model, options: &SessionOptions, context: &Context)
     Ok(description)
 }
 
-/// A context's buffers for wide ubatches may take this part of the memory that experts could have: slots get it back
-/// as tokens decode.
-const WIDE_PART: u64 = 2;
+/// Experts keep this part of their memory beside a context's buffers for wide ubatches: slots get the rest back as
+/// tokens decode.
+const PART_BESIDE_WIDE: u64 = 4;
 
 /// Wide ubatches may keep this part for good: cells of a sliding window, and buffers for products; beside a device, all
 /// of their buffers.
@@ -117,8 +117,8 @@ pub(crate) fn check_width(model: &Model, options: &SessionOptions, context: &Con
     let scratch = scratch_bytes(model, options);
     let kept = scratch + mtp + cells;
     let has_devices = !model.shared.placed.devices.is_empty();
-    let part = if has_devices { WIDE_PART_KEPT } else { WIDE_PART };
-    let on_host = compute + kept <= room / part && kept <= room / WIDE_PART_KEPT;
+    let most = if has_devices { room / WIDE_PART_KEPT } else { room - room / PART_BESIDE_WIDE };
+    let on_host = compute + kept <= most && kept <= room / WIDE_PART_KEPT;
     if on_host && (!has_devices || devices::can_widen(model, compute_on_devices + scratch)) {
         return Ok(());
     }
@@ -267,6 +267,7 @@ fn build(
         norms,
         routers: Routers { wants_scores, walk, ..Routers::default() },
         free_compute: 0,
+        wide_staging: 0,
         prompt_slots,
         wanted: ExpertCache::Auto,
         n_sessions: 0,

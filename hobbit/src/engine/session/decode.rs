@@ -109,6 +109,9 @@ pub(super) struct Wide {
     last: Option<usize>,
 }
 
+/// Bytes of reads that tell how fast a disk is.
+const RATE_BYTES: u64 = 16 << 20;
+
 impl Wide {
     /// `options` are the context's, with buffers for its widest ubatch.
     pub(super) fn new(
@@ -134,6 +137,11 @@ impl Wide {
         let used = 1.0 - info.expert_bytes as f64 * unused / info.tensor_bytes.max(1) as f64;
         let threads = description.devices.is_empty().then_some(n_threads.max(1).unsigned_abs());
         let missing = u64::saturating_sub(expert_bytes, cache_bytes);
+        let costs = PromptCosts::usual(info.n_params as f64 * used, missing, threads);
+        // Free slots are being filled by now. A guess ten times too fast would cost a pass over the experts.
+        let mut memories = model.shared.experts.memories();
+        let rate = memories.as_mut().filter(|_| threads.is_some()).and_then(|own| own.filling_rate(RATE_BYTES));
+        drop(memories);
         let input = WidthInput {
             n_prompt: 0,
             usual: usual as usize,
@@ -141,7 +149,8 @@ impl Wide {
             expert_bytes,
             cache_bytes,
             token_bytes,
-            costs: PromptCosts::usual(info.n_params as f64 * used, missing, threads),
+            n_layers: model.shared.experts.map().layers.len(),
+            costs: PromptCosts { bytes_per_second: rate.unwrap_or(costs.bytes_per_second), ..costs },
         };
         Self { input, measured: None, last: None }
     }
@@ -155,6 +164,11 @@ impl Wide {
     /// Tokens of the next ubatch of a prompt of which `n_prompt` are left.
     pub(super) fn width(&self, n_prompt: usize) -> usize {
         WidthInput { n_prompt, ..self.input }.choose()
+    }
+
+    /// As [`WidthInput::staging`].
+    fn staging(&self, n_tokens: u32) -> u64 {
+        self.input.staging(n_tokens as usize)
     }
 }
 
@@ -198,7 +212,7 @@ impl Decoder {
         let phase = unsafe { phase_of(&batch) };
         let n_tokens = batch.n_tokens.unsigned_abs();
         if let Some(memories) = experts.memories().as_mut() {
-            self.phases.begin(n_tokens, memories);
+            self.phases.begin(n_tokens, self.wide.as_ref().map_or(0, |wide| wide.staging(n_tokens)), memories);
             memories.begin_batch(phase, n_tokens);
             if let Some(speculator) = speculator.as_mut().filter(|_| phase.is_decode()) {
                 // SAFETY: as above.

@@ -46,13 +46,14 @@ impl Phases {
         Self { experts: Arc::clone(experts), n_ubatch, logits, n_decoded: 0, is_given_back: false }
     }
 
-    /// A batch begins.
-    pub(super) fn begin(&mut self, n_tokens: u32, memories: &mut Tiers) {
+    /// A batch begins, with which slots lend `staging` bytes to staging.
+    pub(super) fn begin(&mut self, n_tokens: u32, staging: u64, memories: &mut Tiers) {
+        let mut free = memories.free_compute;
         if n_tokens as usize > DECODE_TOKENS_MAX {
             (self.n_decoded, self.is_given_back) = (0, false);
-            let free = memories.description.plan.free_compute(n_tokens, self.n_ubatch, self.logits);
-            memories.use_compute(free.min(memories.free_compute));
+            free = free.min(memories.description.plan.free_compute(n_tokens, self.n_ubatch, self.logits));
         }
+        memories.divide(free, staging);
     }
 
     /// A batch was evaluated. `buffer`: the addresses of llama.cpp's compute buffer, if it is ordinary memory.

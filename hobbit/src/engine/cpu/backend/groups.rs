@@ -112,24 +112,50 @@ impl ExpertBackend {
             };
             bounds.push((start..self.group_ids.len(), view, is_plain));
         }
-        let n_rows = self.group_ids.len();
+        if let [(rows, view, is_plain)] = &bounds[..] {
+            let n_parts = rows.len().div_ceil(rows_at_once((n_in + n_out) * size_of::<f32>()));
+            // Kernels take tiles of rows: the rows beyond whole tiles are the expert's last ones, as for llama.cpp.
+            let part = rows.len().div_ceil(n_parts.max(1)).max(1).next_multiple_of(TILE_ROWS);
+            for start in rows.clone().step_by(part) {
+                let rows = start..rows.end.min(start + part);
+                // SAFETY: by the caller.
+                unsafe { self.run_groups((&input, &output), &[(rows, *view, *is_plain)])? };
+            }
+            return Ok(());
+        }
+        // SAFETY: by the caller.
+        unsafe { self.run_groups((&input, &output), &bounds) }
+    }
+
+    /// Gathers the rows of groups that follow each other, multiplies them in one run, and scatters the results.
+    ///
+    /// # Safety
+    /// As [`ExpertBackend::groups`] for `input` and `output`.
+    unsafe fn run_groups(
+        &mut self,
+        (input, output): (&ggml_tensor, &ggml_tensor),
+        groups: &[(Range<usize>, ShareView, bool)],
+    ) -> Result<(), Failed> {
+        let (n_in, n_out) = (input.ne[0] as usize, output.ne[0] as usize);
+        let (Some((first, ..)), Some((last, ..))) = (groups.first(), groups.last()) else { return Ok(()) };
+        let (start, n_rows) = (first.start, last.end - first.start);
         if self.gathered.len() < n_rows * n_in {
             self.gathered.resize(n_rows * n_in, 0.0);
         }
         if self.products.len() < n_rows * n_out {
             self.products.resize(n_rows * n_out, 0.0);
         }
-        for (rows, view, is_plain) in &bounds {
+        for (rows, view, is_plain) in groups {
             // SAFETY: by the caller; gathered rows, results and ids stay where they are until the run below.
-            unsafe { self.add_group((&input, &output), rows.clone(), *view, *is_plain)? };
+            unsafe { self.add_group((input, output), (rows.clone(), start), *view, *is_plain)? };
         }
         self.inner.run()?;
-        for (rows, ..) in bounds.iter().filter(|(rows, ..)| rows.len() > 1) {
+        for (rows, ..) in groups.iter().filter(|(rows, ..)| rows.len() > 1) {
             for position in rows.clone() {
                 // SAFETY: as above; the run is over.
                 unsafe {
-                    let from = self.products.as_ptr().add(position * n_out);
-                    row_of(&output, self.group_pairs[position]).copy_from_nonoverlapping(from, n_out);
+                    let from = self.products.as_ptr().add((position - start) * n_out);
+                    row_of(output, self.group_pairs[position]).copy_from_nonoverlapping(from, n_out);
                 }
             }
         }
@@ -137,7 +163,7 @@ impl ExpertBackend {
     }
 
     /// Adds the product of a group's rows, which it gathers, to the inner graph: all by one view, or by one expert's
-    /// matrix.
+    /// matrix. `first`: the run's first row.
     ///
     /// # Safety
     /// As [`ExpertBackend::groups`] for `input` and `output`; gathered rows, results and ids stay where they are until
@@ -145,7 +171,7 @@ impl ExpertBackend {
     unsafe fn add_group(
         &mut self,
         (input, output): (&ggml_tensor, &ggml_tensor),
-        rows: Range<usize>,
+        (rows, first): (Range<usize>, usize),
         view: ShareView,
         is_plain: bool,
     ) -> Result<(), Failed> {
@@ -158,11 +184,11 @@ impl ExpertBackend {
                 (row_of(input, pair), row_of(output, pair))
             } else {
                 let (n_in, n_out) = (input.ne[0] as usize, output.ne[0] as usize);
-                let from = self.gathered.as_mut_ptr().add(rows.start * n_in);
+                let from = self.gathered.as_mut_ptr().add((rows.start - first) * n_in);
                 for (i, &pair) in self.group_pairs[rows.clone()].iter().enumerate() {
                     from.add(i * n_in).copy_from_nonoverlapping(row_of(input, pair), n_in);
                 }
-                (from, self.products.as_mut_ptr().add(rows.start * n_out))
+                (from, self.products.as_mut_ptr().add((rows.start - first) * n_out))
             };
             let ids = self.group_ids.as_mut_ptr().add(rows.start);
             let shape = |len: i64| [len, 1, n as i64, 1];
@@ -271,6 +297,14 @@ impl ExpertBackend {
         self.routing = routing;
         result
     }
+}
+
+/// A multiple of the rows in a tile of any kernel.
+const TILE_ROWS: usize = 64;
+
+/// Rows of one expert that are gathered at once: as many as the usual ubatch has, whatever they take.
+pub(super) fn rows_at_once(row_bytes: usize) -> usize {
+    (GATHER_BYTES_MAX / row_bytes.max(1)).max(ROWS_AT_ONCE_MIN).next_multiple_of(TILE_ROWS)
 }
 
 /// Number of leading experts that may be gathered at once: at least one. In a batch, staged ones go one by one: the

@@ -49,8 +49,13 @@ impl Tiers {
 
     /// Gives the host the slots that it has with so much of the compute buffer.
     pub(crate) fn use_compute(&mut self, bytes: u64) {
-        if self.follows_phases() && self.free_compute != bytes {
-            self.free_compute = bytes;
+        self.divide(bytes, self.wide_staging);
+    }
+
+    /// As [`Tiers::use_compute`], and lends `staging` bytes of the slots to staging, half of them at most.
+    pub(crate) fn divide(&mut self, compute: u64, staging: u64) {
+        if self.follows_phases() && (self.free_compute, self.wide_staging) != (compute, staging) {
+            (self.free_compute, self.wide_staging) = (compute, staging);
             self.fit_host();
         }
     }
@@ -79,6 +84,13 @@ impl Tiers {
         if self.tiers.iter().any(Tier::is_unified) || !self.has_staging() {
             return true;
         }
+        let stride = self.host.reads().staging_stride() as u64;
+        let n_more = self.wide_staging.min(bytes / 2) / stride;
+        let n_staging = self.description.plan.staging_slots as usize + n_more as usize;
+        let bytes = bytes - n_more * stride;
+        if self.host.memory.n_staging() > n_staging {
+            self.set_staging(n_staging);
+        }
         let mut is_done = true;
         for (layer, share, id, _) in shares {
             let most = self.host.cache().pools().most_of_share(id);
@@ -95,7 +107,18 @@ impl Tiers {
             // for this value is borrowed mutably; devices have been waited for.
             unsafe { self.host.reads().discard(layer, share, n..most) };
         }
+        if is_done && self.host.memory.n_staging() < n_staging {
+            self.set_staging(n_staging);
+        }
         is_done
+    }
+
+    /// Replaces the staging slots, where memory follows the phase: the plan has some then. Keeps them if the system
+    /// refuses.
+    fn set_staging(&mut self, n_slots: usize) {
+        if self.follows_phases() && self.host.reads_mut().make_staging(n_slots) {
+            self.host.memory.set_staging(n_slots);
+        }
     }
 
     /// Resizes the slots of all devices to `wanted`, at most their initial size. Returns the bytes of the slots.
