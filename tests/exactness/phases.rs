@@ -11,7 +11,7 @@ use hobbit_synth::Spec;
 
 use super::HYBRID;
 use crate::fixture::cases::{Case, all_architectures, case, part, recent};
-use crate::fixture::compare::{Placed, QUARTER, Reference, each, options, same};
+use crate::fixture::compare::{Placed, QUARTER, Reference, assert_none, each, options, same};
 use crate::fixture::script::{Evaluate, Script};
 use crate::fixture::{in_own_process, least_budget};
 
@@ -173,6 +173,19 @@ fn given_slots_and_repeatable_runs_stay() {
         assert!(watched.plan().decode.is_none() && !watched.plan().is_fully_resident(), "{}", watched.plan());
         assert!(watched.seen.iter().all(|(_, slots, _)| *slots == n_slots), "{}", watched.plan());
     }
+}
+
+/// 2,600 rows of 7 KiB are more than 16 MiB.
+#[test]
+fn many_rows_of_one_expert_are_multiplied_in_parts() {
+    let spec = Spec { layers: 1, experts: 2, topk: 2, embd: 1024, ff: 768, seed: 32, ..Spec::tiny("qwen3moe") };
+    let case = case("qwen3moe", spec);
+    let session = SessionOptions { n_batch: 2624, n_ubatch: 2624, n_ctx: 2624, ..case.options };
+    let case = Case { script: Script::Long, options: session, ..case };
+    let reference = Reference::new(&case, &Placed::default());
+    let checks = [ExpertCache::Bytes(0), ExpertCache::Bytes(3 << 20)]
+        .map(|cache| reference.failure(format!("with a cache of {cache:?}"), reference.check(&options(cache), None)));
+    assert_none(checks.into_iter().flatten());
 }
 
 /// Whatever widths were chosen, logits are those of a session of fixed width that gets the same ubatches.

@@ -95,6 +95,22 @@ fn experts_without_a_slot_stream_through_staging_in_order_of_use() {
 }
 
 #[test]
+fn staging_changes_its_size_between_layers() {
+    let small = Small { n_expert: 10, n_staging: 2, slots: (1, None), ..Small::default() };
+    let (mut toy, mut chosen) = (small.residency(), Selection::default());
+    let nine: [&[u16]; 3] = [&[0, 1, 2], &[3, 4, 5], &[6, 7, 8]];
+    let ahead =
+        |toy: &Toy| toy.memory.in_flight.staging.slices().filter(|slice| slice.version.expert.layer == 1).count();
+    for (n_staging, n_ahead) in [(20, 20), (2, 2)] {
+        toy.quiesce();
+        toy.memory.set_staging(n_staging);
+        assert_eq!((toy.memory.n_staging(), ahead(&toy)), (n_staging, 0), "what was staged is dropped");
+        run(&mut toy, &small, &mut chosen, 0, &nine);
+        assert_eq!(ahead(&toy), n_ahead, "the next layer is read as far as there is room");
+    }
+}
+
+#[test]
 fn a_layer_in_two_splits_is_decided_once() {
     let small = Small::default();
     let (mut toy, mut one, mut other) = (small.residency(), Selection::default(), Selection::default());
@@ -380,6 +396,16 @@ fn free_slots_are_filled_while_no_read_is_awaited() {
     );
     run(&mut toy, &small, &mut chosen, 1, &[&[0, 1]]);
     assert_eq!((toy.counters().hits, toy.counters().misses), (2, 2));
+}
+
+#[test]
+fn some_reads_for_free_slots_can_be_awaited() {
+    let mut toy = Small { slots: (3, None), ..Small::default() }.residency();
+    toy.fill_free_slots(true);
+    assert!(!toy.memory.wait(), "no product waits for them");
+    toy.memory.hasten_filling(5_000);
+    while toy.memory.wait() {}
+    assert_eq!(toy.counters().bytes_read, 2 * 12_000, "the experts that the first 5,000 bytes belong to");
 }
 
 #[test]
