@@ -36,6 +36,8 @@ pub use reports::{
 pub use crate::plan::MemoryPlan;
 #[doc(inline)]
 pub use crate::route::RerouteCounts;
+#[doc(inline)]
+pub use crate::store::CopyReport;
 
 /// Expert traffic of one phase: prompt processing or decoding. Warm-up is never counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -177,6 +179,9 @@ pub struct Stats {
     pub kernels: KernelReport,
     /// Widths of prompts' ubatches; `None` where they are fixed.
     pub prompt_width: Option<WidthReport>,
+    /// Copies of the model's files that experts were read from since it was opened, its own first; empty without
+    /// mirrors.
+    pub copies: Vec<CopyReport>,
     /// Largest resident set of the process so far, in bytes; 0 if the system does not report it.
     pub peak_rss_bytes: u64,
 }

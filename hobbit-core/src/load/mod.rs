@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use smart_default::SmartDefault;
 
 use crate::expert::{Extent, Precision};
-use crate::store::{Completion, ReadDone, ReadRequest, Store, StoreError};
+use crate::store::{Completion, CopyReport, ReadDone, ReadRequest, Store, StoreError};
 
 /// Why something is read, most urgent first. A read starts when none of a more urgent class can; within a class reads
 /// start in order of submission.
@@ -95,6 +95,17 @@ pub struct LoaderOptions {
 }
 
 impl LoaderOptions {
+    /// Bounds for a store over this many disks: each has as much in flight as one alone.
+    pub fn over(n_disks: usize) -> Self {
+        let one = Self::default();
+        Self {
+            max_in_flight_requests: one.max_in_flight_requests * n_disks,
+            max_in_flight_bytes: one.max_in_flight_bytes * n_disks as u64,
+            max_in_flight_prefetch_bytes: one.max_in_flight_prefetch_bytes * n_disks as u64,
+            ..one
+        }
+    }
+
     fn max_waiting(&self, class: LoadClass) -> usize {
         match class {
             LoadClass::OnDemandHigh | LoadClass::OnDemandLow => self.max_waiting_on_demand,
@@ -231,6 +242,11 @@ impl Loader {
 
     pub fn outstanding(&self) -> usize {
         self.shared.lock().queue.outstanding()
+    }
+
+    /// [`Store::copies`].
+    pub fn copies(&self) -> Vec<CopyReport> {
+        self.shared.store.copies()
     }
 
     /// Counts so far; `busy` includes the present busy spell.

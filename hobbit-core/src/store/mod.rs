@@ -5,17 +5,21 @@
 //!
 //! * [`direct`]: `io_uring` and `O_DIRECT`, past the page cache, Linux only;
 //! * buffered: `pread` through the page cache;
-//! * [`faulty`]: any of them, with faults.
+//! * [`faulty`]: any of them, with faults;
+//! * [`copies`]: several of them, on disks with the same files.
 
 pub mod arena;
+pub mod copies;
 #[cfg(target_os = "linux")]
 pub mod direct;
 #[cfg(not(target_os = "linux"))]
 #[path = "no_direct.rs"]
 pub mod direct;
+mod dispatch;
 pub mod faulty;
 mod form;
 pub mod measure;
+pub mod mirror;
 pub mod mode;
 pub mod original;
 pub mod probe;
@@ -32,8 +36,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use arena::Arena;
+pub use copies::{Copies, CopyReport};
 pub use form::{Form, HighPlane, Order, PLANE_BUFFERS_BYTES, Part, Rearrange, Rows};
 pub use measure::{Bandwidth, measure_random_read};
+pub use mirror::Mirror;
 pub use mode::{Choice, Conditions, IoMode, StoreKind, choose};
 pub use original::Original;
 #[cfg(test)]
@@ -59,6 +65,11 @@ pub trait Store: Send + Sync {
     /// Starts reading. Reads begin in the order given; a read that is split keeps that order too, so that the
     /// first slice lands first.
     fn submit(&self, requests: Vec<ReadRequest>, sink: &Arc<dyn Completion>);
+
+    /// The copies that it reads, the model's own files first; empty if there are no others.
+    fn copies(&self) -> Vec<CopyReport> {
+        Vec::new()
+    }
 }
 
 /// Why a store could not be opened or a read failed.
@@ -158,7 +169,7 @@ unsafe impl Sync for SlotPtr {}
 /// [`slot_stride`]`(extent.len)`, no engine copies a byte; any other lead costs a copy.
 ///
 /// Each part of bit planes or rearranged rows has its own destination; `lead` is unused then.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ReadRequest {
     /// The caller's name for the read, repeated in [`ReadDone`].
     pub ticket: u64,

@@ -43,6 +43,13 @@ pub struct Conditions {
     pub io_uring: Result<(), String>,
 }
 
+impl Conditions {
+    /// Whether the page cache has room for all experts outside of our own cache.
+    pub fn fit_page_cache(&self) -> bool {
+        self.expert_bytes <= self.page_cache_bytes_available
+    }
+}
+
 /// The engine, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
@@ -66,7 +73,7 @@ pub fn choose(mode: IoMode, conditions: &Conditions) -> Choice {
         (IoMode::Buffered, _) => (StoreKind::Buffered, "as asked for".to_owned()),
         (IoMode::Direct, None) => (StoreKind::Direct, "as asked for".to_owned()),
         (IoMode::Direct, Some(why)) => (StoreKind::Buffered, format!("direct reads were asked for, but {why}")),
-        (IoMode::Auto, _) if experts.0 <= room.0 => (
+        (IoMode::Auto, _) if conditions.fit_page_cache() => (
             StoreKind::Buffered,
             format!("the page cache can hold the {experts} of experts outside the cache: {room} available"),
         ),

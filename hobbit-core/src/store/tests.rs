@@ -8,6 +8,7 @@ use crossbeam_channel::unbounded;
 #[path = "../../../tests/fixture/not_run.rs"]
 mod not_run;
 
+mod mirrors;
 mod planes;
 mod rows;
 
