@@ -143,6 +143,10 @@ pub struct MemoryArgs {
     /// Read experts around the page cache (direct), through it (buffered), or whichever suits the machine (auto)
     #[arg(long, value_name = "auto|direct|buffered", default_value = "auto", env = "HOBBIT_ARG_IO")]
     pub io: IoMode,
+    /// Copy of the model's file on another disk, or a directory with files of the same names: each read goes to the
+    /// disk that will answer first. It may end earlier than the model's file; may be repeated
+    #[arg(long, value_name = "PATH", env = "HOBBIT_ARG_MIRROR")]
+    pub mirror: Vec<PathBuf>,
 }
 
 #[derive(Args, Debug)]

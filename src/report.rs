@@ -70,6 +70,9 @@ pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>, width
     if let Some(tables) = io_choice.split("; ").find(|part| part.contains("GiB of embeddings")) {
         let _ = write!(line, "; {tables}");
     }
+    for mirror in io_choice.split("; ").filter(|part| part.starts_with("mirror ")) {
+        let _ = write!(line, "; {mirror}");
+    }
     if let Some(WidthReport { usual, widest, .. }) = width {
         let _ =
             write!(line, "; prompts in batches of {usual} to {widest} tokens, as their reads and products take time");
@@ -244,6 +247,10 @@ fn experts(name: &str, phase: &PhaseStats, run: &Closing) -> String {
         if changed.failed > 0 {
             let _ = write!(line, " ({} could not be read)", changed.failed);
         }
+    }
+    let share: f64 = run.stats.copies.iter().skip(1).map(|copy| copy.share).sum();
+    if run.stats.copies.len() > 1 {
+        let _ = write!(line, "; {} of the bytes read came from mirrors", Percent(share));
     }
     for (device, counters) in run.devices.iter().zip(&run.stats.devices) {
         if let Some(rate) = counters.hit_rate() {

@@ -291,6 +291,7 @@ pub fn experts(args: &ExpertArgs, model: &Path, expects: SessionOptions) -> Resu
         trace: caching.trace.clone(),
         cache_state: caching.cache_state.clone(),
         io: memory.io,
+        mirrors: memory.mirror.clone(),
         n_gpu_layers: device.n_gpu_layers,
         device: device.options(),
         ..ModelOptions::default()

@@ -17,6 +17,7 @@ mod fine_model;
 mod fixture;
 mod low;
 mod media;
+mod mirror;
 mod perplexity;
 mod quantise;
 mod robustness;

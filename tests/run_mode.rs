@@ -200,7 +200,8 @@ fn options_that_cannot_act_leave_the_model_to_llama_cpp() {
     let dir = tempfile::tempdir().unwrap();
     let path = fixture::write(dir.path(), &Spec::tiny("qwen3moe"));
     type Change<'a> = (&'a str, &'a dyn Fn(&mut ModelOptions));
-    let changes: [Change; 12] = [
+    let changes: [Change; 13] = [
+        ("mirror", &|options| options.mirrors.push("copy".into())),
         ("cache_bias", &|options| options.routing.cache_bias = 0.2),
         ("drop", &|options| options.routing.drop = 0.2),
         ("t1", &|options| options.precision.t1 = Some(0.5)),

@@ -39,6 +39,7 @@ pub fn flag(setting: &'static str) -> &'static str {
     match setting {
         "model" => "-m",
         "low" => "--low",
+        "mirror" => "--mirror",
         "trace" => "--trace",
         "cache_state" => "--cache-state",
         "path_table" => "--path-table",

@@ -33,6 +33,7 @@ use smart_default::SmartDefault;
 use crate::files::{self, Input, Kind, Output, OutputError};
 use crate::gguf::shards_by_name;
 use crate::profile::LossBound;
+use crate::store::mirror;
 
 #[doc(inline)]
 pub use crate::cache::Allocation;
@@ -118,6 +119,10 @@ pub struct ModelOptions {
     /// same with and without the file, except that dynamic precision depends on residency.
     pub cache_state: Option<PathBuf>,
     pub io: IoMode,
+    /// Copies of the model's files on other disks, to read experts from as well: a file, or a directory with files of
+    /// the same names. They may end earlier than the model's, or be missing; one that differs from the model's is
+    /// logged (`set_log`) and not used.
+    pub mirrors: Vec<PathBuf>,
     /// Layers whose dense weights go to the device; -1 lets the engine choose, -2 means all.
     #[default(-1)]
     pub n_gpu_layers: i32,
@@ -234,6 +239,9 @@ impl ModelOptions {
         let outputs: Vec<Output<'_>> = written.chain(more.0.iter().copied()).collect();
         let mut inputs: Vec<Input<'_>> = shards.iter().map(|path| Input { flag: name("model"), path }).collect();
         inputs.extend(low_shards.iter().map(|path| Input { flag: name("low"), path }));
+        let names = || shards.iter().chain(&low_shards).map(PathBuf::as_path);
+        let copies: Vec<PathBuf> = self.mirrors.iter().flat_map(|path| mirror::candidates(path, names())).collect();
+        inputs.extend(copies.iter().map(|path| Input { flag: name("mirror"), path }));
         let table = self.path_table.as_deref().map(|path| ("path_table", path));
         let read = table.into_iter().chain(self.adapters.files());
         inputs.extend(read.map(|(setting, path)| Input { flag: name(setting), path }));

@@ -12,7 +12,7 @@ use hobbit_core::options::{CachingOptions, DeviceOptions, Idle, ModelOptions, Pa
 fn settings_have_the_flags_that_programs_declare() {
     let command = super::LowArgs::command();
     let declared = |long: &str| command.get_arguments().any(|arg| arg.get_long() == Some(long));
-    let settings = ["low", "trace", "cache_state", "path_table", "lora", "control_vectors"];
+    let settings = ["low", "mirror", "trace", "cache_state", "path_table", "lora", "control_vectors"];
     for flag in settings.map(flag) {
         assert!(declared(flag.trim_start_matches("--")), "{flag}");
     }

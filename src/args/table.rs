@@ -104,7 +104,7 @@ pub enum List {
 
 /// The flags of hobbit-bench whose values are no [`List::Words`].
 const LISTS: &[(List, &str)] = &[
-    (List::Whole, "low low-dir policy-weights path-table cache-state"),
+    (List::Whole, "low low-dir mirror policy-weights path-table cache-state"),
     (List::Whole, "spec-draft-model lookup-cache-static lookup-cache-dynamic"),
     (List::Numbers, "n-gpu-layers n-cpu-moe main-gpu prefetch-distance keep-top substitute-max"),
     (List::Numbers, "spec-draft-n-max spec-draft-n-min"),

@@ -99,6 +99,7 @@ const GIVEN: &[(&str, Holds)] = &[
     ("--expert-cache 50%", |hi| hi.run.model_options.expert_cache == ExpertCache::Percent(50.0)),
     ("--host-cache 40% --expert-cache 1G", |hi| hi.run.model_options.expert_cache == ExpertCache::Bytes(1 << 30)),
     ("--io direct", |hi| hi.run.model_options.io == IoMode::Direct),
+    ("--mirror a --mirror b,c", |hi| hi.run.model_options.mirrors == ["a", "b,c"].map(std::path::PathBuf::from)),
     ("--kernels fastest", |hi| hi.run.model_options.kernels == KernelChoice::Fastest),
     ("-c 4096 -b 64", |hi| (hi.run.session_options.n_ctx, hi.run.session_options.n_batch) == (4096, 64)),
     ("-ub 64 -ub 32", |hi| (hi.run.session_options.n_ubatch, hi.run.session_options.n_ubatch_max) == (32, 0)),

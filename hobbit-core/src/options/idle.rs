@@ -65,7 +65,8 @@ impl ModelOptions {
             ("renormalise", has_thresholds && precision.renormalise),
         ];
         let [bias, substitute, drop] = routing.strengths().map(|(name, strength)| (name, strength > 0.0));
-        let of_missing: [(&str, bool); 6] = [
+        let of_missing: [(&str, bool); 7] = [
+            ("mirror", !self.mirrors.is_empty()),
             ("precision", is_dynamic),
             bias,
             substitute,

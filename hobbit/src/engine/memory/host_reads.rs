@@ -15,7 +15,9 @@ use hobbit_core::load::{LoadClass, LoadStats, Loader};
 use hobbit_core::residency::{
     LayerShape, LayerShare, Layout, Place, Read, Reads, Residency, RestBytes, Target, Used, VersionBytes,
 };
-use hobbit_core::store::{Arena, Form, HighPlane, Order, Part, ReadDone, ReadRequest, Rows, SlotPtr, StoreError};
+use hobbit_core::store::{
+    Arena, CopyReport, Form, HighPlane, Order, Part, ReadDone, ReadRequest, Rows, SlotPtr, StoreError,
+};
 
 /// Residency in host memory.
 pub(crate) type Host = Residency<HostReads, Recorder>;
@@ -158,6 +160,11 @@ impl HostReads {
     /// Seconds with at least one read in flight.
     pub(crate) fn busy_seconds(&self) -> f64 {
         self.loader.stats().busy.as_secs_f64()
+    }
+
+    /// The copies of the files, if there are mirrors.
+    pub(crate) fn copies(&self) -> Vec<CopyReport> {
+        self.loader.copies()
     }
 
     /// Whether a pool's memory can be given back to the system.

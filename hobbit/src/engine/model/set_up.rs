@@ -223,7 +223,8 @@ fn build(
     let is_rearranged = options.repack == Repack::On && tiers.is_empty() && !setup.catalog.has_planes();
     let interleavings = if is_rearranged { Interleavings::of(&setup.catalog) } else { Interleavings::default() };
     let how = if interleavings.is_plain() { "" } else { "; experts rearranged for this CPU" };
-    let io_choice = format!("{choice}{how}{}", shared.experts.tables().describe());
+    let copies = store.copies();
+    let io_choice = format!("{choice}{how}{}{}", shared.experts.tables().describe(), host::mirrors(&copies));
     let mut description = describe(model, &setup, &tiers, &rules, io_choice);
     let host_slots =
         host_slots.into_iter().chain(tiers.iter().filter_map(|tier| tier.slots.by_layer(&tier.report.name)));
@@ -244,7 +245,7 @@ fn build(
     let mut arenas: Vec<Arena> = memory.into_iter().map(|memory| memory.arena).collect();
     let staging = (arenas.pop().expect("staging was put last"), setup.staging_stride());
     let n_staging = staging.0.len() / staging.1;
-    let loader = Loader::new(store, LoaderOptions::default());
+    let loader = Loader::new(store, LoaderOptions::over(copies.len().max(1)));
     let disk = tiers.first().and_then(|tier| VirtualDisk::of(Clock::of(tier.dev)));
     let mut host = Residency::new(residency::Parts {
         reads: HostReads::new(&layout, (setup.catalog, interleavings), arenas, staging, (loader, disk)),

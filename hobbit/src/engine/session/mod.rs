@@ -327,6 +327,7 @@ impl Session {
         let virtual_experts =
             memories.as_ref().and_then(|own| own.host.virtual_experts.as_ref().map(VirtualExperts::report));
         let latency = memories.as_ref().and_then(|own| own.host.latency.as_ref().map(Latency::report));
+        let copies = memories.as_ref().map_or_else(Vec::new, |own| own.host.reads().copies());
         let kernels = KernelReport { choice: self.decoder.purpose.kernels, trials: backend::trials() };
         Stats {
             layers,
@@ -337,6 +338,7 @@ impl Session {
             speculation: self.speculator.as_ref().map(|own| own.report()),
             kernels,
             prompt_width: self.decoder.wide.as_ref().map(Wide::report),
+            copies,
             peak_rss_bytes: peak_rss_bytes(),
             ..self.decoder.stats.clone()
         }

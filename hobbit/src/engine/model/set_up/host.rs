@@ -1,5 +1,6 @@
 //! Memory of the host's slots, and the store that fills it.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use ggml_sys::llama::ggml_backend_dev_t;
@@ -12,7 +13,11 @@ use crate::engine::memory::pinned::{HostMemory, Reach};
 use crate::engine::model::Shared;
 use hobbit_core::options::DeviceOptions;
 use hobbit_core::plan::{MemoryLimits, Setup};
-use hobbit_core::store::{self, Choice, Store, choose, probe};
+use hobbit_core::store::mirror::MirrorError;
+use hobbit_core::store::{
+    self, Choice, Conditions, Copies, CopyReport, IoMode, Mirror, Original, Store, choose, probe,
+};
+use hobbit_core::units::{Bytes, Percent};
 
 /// Memory of each pool, and at last of staging.
 ///
@@ -42,24 +47,63 @@ pub(super) fn open_store(
     limits: &MemoryLimits,
     memory: &mut [HostMemory],
 ) -> Result<(Arc<dyn Store>, Choice), OpenError> {
+    let originals = &shared.source.originals;
+    let mut probe = |files: &[Original]| {
+        files.iter().try_for_each(|file| match memory.iter_mut().find(|pool| pool.dev.is_some()) {
+            Some(pool) => probe::direct_into(&file.path, &mut pool.arena),
+            None => probe::direct(&file.path),
+        })
+    };
     let ours = setup.plan.budget - setup.plan.unused();
-    let conditions = store::Conditions {
+    let conditions = Conditions {
         expert_bytes: setup.catalog.stored_bytes().saturating_sub(setup.plan.expert_cache),
         page_cache_bytes_available: limits.budget().map_or(0, |(bytes, _)| bytes.saturating_sub(ours)),
-        direct: shared.source.originals.iter().try_for_each(|file| {
-            match memory.iter_mut().find(|pool| pool.dev.is_some()) {
-                Some(pool) => probe::direct_into(&file.path, &mut pool.arena),
-                None => probe::direct(&file.path),
-            }
-        }),
+        direct: probe(originals),
         io_uring: probe::io_uring(),
     };
     let choice = choose(shared.options.io, &conditions);
-    let mut store = store::open_originals(choice.kind, &shared.source.originals)?;
+    let mut store = store::open_originals(choice.kind, originals)?;
+    let mirrors = open_mirrors(shared, &conditions, probe);
+    if !mirrors.is_empty() {
+        let bytes = originals.iter().map(|file| file.state.len).sum();
+        let original = (store, originals[0].path.clone(), originals.len(), bytes);
+        store = Arc::new(Copies::new(original, mirrors, |line| log::notice(line)));
+    }
     if let Some(wrap) = &shared.wrap_store {
         store = wrap(store);
     }
     Ok((store, choice))
+}
+
+/// The mirrors that can be used, each with the store that reads it best. Notifies the user of others.
+fn open_mirrors(
+    shared: &Shared,
+    conditions: &Conditions,
+    mut probe: impl FnMut(&[Original]) -> Result<(), String>,
+) -> Vec<(Mirror, Arc<dyn Store>)> {
+    let paths = &shared.options.mirrors;
+    if shared.options.io == IoMode::Auto && conditions.fit_page_cache() && !paths.is_empty() {
+        log::notice("mirrors are not needed: the experts that have no slot fit the page cache");
+        return Vec::new();
+    }
+    let open = |path: &PathBuf| {
+        let mirror = Mirror::open(path, &shared.source.originals)?;
+        let conditions = Conditions { direct: probe(mirror.files()), ..conditions.clone() };
+        let store = store::open_originals(choose(shared.options.io, &conditions).kind, mirror.files())?;
+        Ok((mirror, store))
+    };
+    let tell = |error: MirrorError| log::notice(format_args!("{error}; it is not used as a mirror"));
+    paths.iter().map(open).filter_map(|opened| opened.map_err(tell).ok()).collect()
+}
+
+/// Words about the mirrors among a store's copies.
+pub(super) fn mirrors(copies: &[CopyReport]) -> String {
+    let whole = copies.first().map_or(0, |original| original.bytes);
+    let word = |copy: &CopyReport| {
+        let (bytes, share) = (Bytes(copy.bytes), Percent(copy.bytes as f64 / whole.max(1) as f64));
+        format!("; mirror {} ({bytes}, {share:.0} of the model, {})", copy.path.display(), copy.engine)
+    };
+    copies.iter().skip(1).map(word).collect()
 }
 
 /// The device for which host slots are allocated, and how it reaches them; `None` for plain memory.
