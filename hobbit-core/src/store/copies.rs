@@ -97,7 +97,7 @@ impl Copies {
         let asked = self.shared.seconds();
         let shares = {
             let mut state = self.shared.lock();
-            let shares = state.dispatch.divide(len, divisible, |copy| copy == 0 || place(copy).is_some());
+            let shares = state.dispatch.divide(request.bytes(), divisible, |copy| copy == 0 || place(copy).is_some());
             for (report, share) in state.reports.iter_mut().zip(&shares).filter(|(_, share)| **share > 0) {
                 report.reads += 1;
                 report.bytes_read += share;
