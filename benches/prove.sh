@@ -39,6 +39,8 @@ code=$root/models/demo-heldout-code.txt
 
 [[ -n ${BIN:-} ]] || cargo build --release --bin hobbit-bench --bin hobbit-cli --bin gguf-tools -p hobbit-programs -p gguf-tools
 export BIN=$bin
+# Every run begins with empty caches.
+export HOBBIT_ARG_CACHE_STATE=off
 driver=$here/study.py
 mkdir -p "$models"
 results=$(realpath -m "${RESULTS:-$here/results/$("$driver" machine "$models")/prove}")

@@ -276,7 +276,7 @@ def peers(args: argparse.Namespace) -> None:
         context = -(-(args.prompt_file.stat().st_size + 1 + args.predict) // 256) * 256
         own = [BIN / "hobbit-cli", "-m", args.model, "-f", args.prompt_file, "-n", args.predict, "-t", args.threads,
                "-c", context, "-b", 2048, "-ub", args.ubatch_size, "--temp", 0, "--ignore-eos", "-no-cnv", "--no-warmup",
-               "--no-display-prompt", "--stats-json", "-", *args.flags.split()]
+               "--no-display-prompt", "--cache-state", "off", "--stats-json", "-", *args.flags.split()]
         programs = {"hobbit": (own, answer_of_hobbit)}
         for name, peer in [("llama.cpp", args.baseline), *((peer.name, peer) for peer in args.peers)]:
             programs[name] = ([peer.resolve() / "run", "--model", args.model.resolve(), "--prompt-file", args.prompt_file,

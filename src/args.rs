@@ -27,7 +27,7 @@ use std::str::FromStr;
 
 use clap::{Args, CommandFactory, Parser};
 
-pub use caching::CachingArgs;
+pub use caching::{CacheState, CachingArgs};
 pub use context::{ContextArgs, RopeArgs, UbatchSize};
 pub use device::DeviceArgs;
 pub use model::{AttachedArgs, MediaArgs, ModelArgs, SourceArgs};

@@ -77,12 +77,18 @@ pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>, width
         let _ =
             write!(line, "; prompts in batches of {usual} to {widest} tokens, as their reads and products take time");
     }
-    if let Some(WarmStart { by_frequency, saved, experts, bytes }) = warm {
-        let what = match by_frequency {
-            true => format!("filled with the {experts} most frequent of the path table"),
-            false => format!("{experts} of the {saved} of an earlier run are back"),
-        };
-        let _ = write!(line, "; {what} ({} read)", Bytes(bytes));
+    match warm {
+        Some(WarmStart { later, .. }) if later > 0 => {
+            let _ = write!(line, "; {later} of an earlier run are read in pauses (--cache-state)");
+        }
+        Some(WarmStart { by_frequency, saved, experts, bytes, .. }) if experts > 0 || bytes > 0 => {
+            let what = match by_frequency {
+                true => format!("filled with the {experts} most frequent of the path table"),
+                false => format!("{experts} of the {saved} of an earlier run are back"),
+            };
+            let _ = write!(line, "; {what} ({} read)", Bytes(bytes));
+        }
+        _ => {}
     }
     line
 }
@@ -571,10 +577,13 @@ llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
         let budget_source = BudgetSource::MemAvailable;
         let cut = MemoryPlan { budget_source, asked: Some(64 << 30), ..plan(1024, 0) };
         assert_eq!(words(&cut, "none: x"), "memory: 1.00 GiB (all of the available memory; 64.00 GiB asked); x");
-        let warm = Some(WarmStart { by_frequency: false, saved: 32, experts: 30, bytes: MIB });
+        let warm = Some(WarmStart { saved: 32, experts: 30, bytes: MIB, ..WarmStart::default() });
         let all = "memory: 1.00 GiB (--mem-budget); all 32 experts fit, in 128.00 MiB; \
                    30 of the 32 of an earlier run are back (1.00 MiB read)";
         assert_eq!(memory(&plan(1024, 4), "direct (why)", warm, None), all);
+        let later = Some(WarmStart { saved: 32, later: 30, ..WarmStart::default() });
+        let line = memory(&plan(1024, 4), "direct (why)", later, None);
+        assert!(line.ends_with("; 30 of an earlier run are read in pauses (--cache-state)"), "{line}");
         let width = Some(WidthReport { usual: 512, widest: 4096, last: None, costs: None });
         let line = memory(&plan(1024, 4), "direct (why)", None, width);
         assert!(line.ends_with("; prompts in batches of 512 to 4096 tokens, as their reads and products take time"));

@@ -159,6 +159,7 @@ impl HiArgs {
             session.context_shift &= !until_full;
             speculation.iter().for_each(|drafts| drafts.prepare(session));
         })?;
+        run.model_options.cache_state_dir = low.run.experts.caching.cache_state.directory(|name| around.variable(name));
         let json_schema = json_schema(&low.sampling, around)?;
         let projector = low.media.options(&run.session_options);
         if projector.is_some() && prompt_cache.is_some() {
@@ -289,7 +290,7 @@ pub fn experts(args: &ExpertArgs, model: &Path, expects: SessionOptions) -> Resu
         path_table: caching.path_table()?,
         routes: caching.routes()?,
         trace: caching.trace.clone(),
-        cache_state: caching.cache_state.clone(),
+        cache_state: caching.cache_state.file().map(Path::to_owned),
         io: memory.io,
         mirrors: memory.mirror.clone(),
         n_gpu_layers: device.n_gpu_layers,

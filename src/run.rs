@@ -438,6 +438,10 @@ impl Surroundings for Process {
         io::stdin().is_terminal()
     }
 
+    fn variable(&self, name: &str) -> Option<OsString> {
+        std::env::var_os(name)
+    }
+
     fn input(&self) -> io::Result<Vec<u8>> {
         completion::read()
     }

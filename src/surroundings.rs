@@ -1,5 +1,6 @@
 //! The environment that settings depend on: files, the bundled model, the terminal.
 
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -22,6 +23,10 @@ pub trait Surroundings {
     /// Whether the standard input is a terminal.
     fn is_typed_in(&self) -> bool {
         false
+    }
+    /// A variable of the environment.
+    fn variable(&self, _name: &str) -> Option<OsString> {
+        None
     }
     /// All bytes of the standard input.
     fn input(&self) -> io::Result<Vec<u8>> {

@@ -1,10 +1,11 @@
-//! `--cache-state`: a model that is closed and opened again has the same experts in memory, and computes the same.
+//! `--cache-state`: a model that is closed and opened again has the same experts in memory, and computes the same. Files
+//! that hobbit keeps by itself, too.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use hobbit::options::Prefetch;
+use hobbit::options::{CachingOptions, Prefetch};
 use hobbit::stats::WarmStart;
 use hobbit::{Model, ModelOptions, Token};
 use hobbit_core::cache::policy::PolicyKind;
@@ -167,7 +168,7 @@ fn a_path_table_fills_the_caches_with_its_most_frequent_experts() {
     options.trace = Some(trace.clone());
     let filled = run(&demo_model(), &options, &[&tokens[..40]]);
     assert!(filled.logits == cold.logits, "resident experts change no logit");
-    let WarmStart { by_frequency, saved, experts, bytes } = filled.warm.unwrap();
+    let WarmStart { by_frequency, saved, experts, bytes, .. } = filled.warm.unwrap();
     assert_eq!((by_frequency, saved, experts), (true, 30, 24), "half of 6 layers of 8");
     assert!(bytes > 0);
     let mut residents = Recording::open(&trace).unwrap().start.versions;
@@ -292,4 +293,115 @@ fn a_file_that_cannot_be_written_is_refused_before_the_run_or_gives_a_notice() {
     drop(model);
     let notice = rig.notices();
     assert!(notice.contains("lost/state") && notice.contains("not saved"), "{notice}");
+}
+
+/// The directory of files that hobbit keeps.
+fn kept(rig: &Rig) -> PathBuf {
+    rig.path("cache/hobbit/experts")
+}
+
+/// Half of the experts, with a file that hobbit keeps.
+fn keeping(rig: &Rig) -> ModelOptions {
+    ModelOptions { cache_state_dir: Some(kept(rig)), ..options(50.0, PolicyKind::Learned, None) }
+}
+
+fn only_file(dir: &Path) -> PathBuf {
+    let files: Vec<PathBuf> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(files.len(), 1, "{files:?}");
+    files.into_iter().next().unwrap()
+}
+
+/// Logits of the first token, its hits, and what the caches began with, once all free slots are filled.
+fn first_token_of_filled(options: &ModelOptions, token: Token) -> (Vec<f32>, u64, Option<WarmStart>) {
+    let model = Model::open(&demo_model(), options).unwrap();
+    let mut session = model.session(&one_thread(1024)).unwrap();
+    model.finish_filling();
+    session.feed(&[token]).unwrap();
+    (session.logits(0).unwrap().to_vec(), session.stats().total().hits, session.description().warm_start)
+}
+
+#[test]
+fn a_file_that_hobbit_keeps_is_read_in_a_pause() {
+    let mut rig = Rig::new();
+    let tokens = tokens();
+    let options = keeping(&rig);
+    assert_eq!(run(&demo_model(), &options, &[&tokens[..400]]).warm, None);
+    let path = only_file(&kept(&rig));
+    assert!(path.file_name().unwrap().to_str().unwrap().starts_with("demo.gguf-"), "{path:?}");
+    assert_eq!(fs::metadata(kept(&rig)).unwrap().permissions().mode() & 0o777, 0o700, "for the user alone");
+    let named = rig.path("named");
+    fs::copy(&path, &named).unwrap();
+    let (logits, hits, warm) = first_token_of_filled(&options, tokens[400]);
+    assert_eq!(warm, Some(WarmStart { saved: 24, later: 24, ..WarmStart::default() }), "half of 6 layers of 8");
+    let by_file = ModelOptions { cache_state: Some(named), ..options.clone() };
+    let (same, of_named, warm) = first_token_of_filled(&by_file, tokens[400]);
+    assert_eq!((hits, warm.unwrap().experts), (of_named, 24), "the same experts are in memory");
+    let (plain, ..) = first_token_of_filled(&ModelOptions { cache_state_dir: None, ..options }, tokens[400]);
+    assert!(logits == same && logits == plain, "resident experts change no logit");
+    assert_eq!(rig.notices(), "");
+}
+
+#[test]
+fn a_short_run_forgets_no_expert_that_hobbit_keeps() {
+    let rig = Rig::new();
+    let tokens = tokens();
+    run(&demo_model(), &keeping(&rig), &[&tokens[..400]]);
+    let residents = || CacheState::from_bytes(&fs::read(only_file(&kept(&rig))).unwrap()).unwrap().caches[0].clone();
+    let before = residents();
+    // Two experts a layer.
+    run(&demo_model(), &keeping(&rig), &[&tokens[..1]]);
+    let after = residents().residents;
+    assert!(before.residents.iter().all(|version| after.contains(version)), "{before:?} {after:?}");
+}
+
+#[test]
+fn hobbit_keeps_nothing_where_it_fills_no_slots() {
+    let rig = Rig::new();
+    let tokens = tokens();
+    let changes: [fn(&mut ModelOptions); 6] = [
+        |options| options.precision.deterministic = true,
+        |options| options.caching = CachingOptions { fill: false, ..options.caching },
+        |options| options.caching.policy = PolicyKind::Lru,
+        |options| options.expert_cache = hobbit_core::plan::ExpertCache::Percent(100.0),
+        |options| options.trace = Some(options.cache_state_dir.as_ref().unwrap().with_file_name("../../trace")),
+        |options| options.cache_state = Some(options.cache_state_dir.as_ref().unwrap().with_file_name("../../named")),
+    ];
+    fs::create_dir_all(rig.path("cache/hobbit")).unwrap();
+    for (nth, change) in changes.iter().enumerate() {
+        let mut options = keeping(&rig);
+        change(&mut options);
+        run(&demo_model(), &options, &[&tokens[..10]]);
+        assert!(!kept(&rig).exists(), "change {nth}");
+    }
+}
+
+#[test]
+fn trouble_with_a_file_that_hobbit_keeps_is_no_news() {
+    let mut rig = Rig::new();
+    let tokens = tokens();
+    let text = &tokens[..50];
+    let cold = run(&demo_model(), &keeping(&rig), &[text]);
+    let path = only_file(&kept(&rig));
+    let good = fs::read(&path).unwrap();
+    let mut stranger = CacheState::from_bytes(&good).unwrap();
+    stranger.model.catalog += 1;
+    let table = [
+        ("cut off", good[..good.len() / 2].to_vec(), true),
+        ("of another model", stranger.to_bytes(), true),
+        ("not ours", b"The bytes of a text of the user's.".to_vec(), false),
+    ];
+    for (name, bytes, is_replaced) in table {
+        fs::write(&path, &bytes).unwrap();
+        let run = run(&demo_model(), &keeping(&rig), &[text]);
+        assert!(run.warm.is_none() && run.logits == cold.logits, "{name}");
+        let is_same = fs::read(&path).unwrap() == bytes;
+        assert!(is_same != is_replaced, "{name}");
+        assert!(is_same || CacheState::from_bytes(&fs::read(&path).unwrap()).is_ok(), "{name}");
+    }
+    // A file stands where the directory would be.
+    fs::remove_dir_all(kept(&rig)).unwrap();
+    fs::write(kept(&rig), "").unwrap();
+    assert!(run(&demo_model(), &keeping(&rig), &[text]).logits == cold.logits);
+    assert!(fs::read(kept(&rig)).unwrap().is_empty());
+    assert_eq!(rig.notices(), "");
 }

@@ -119,7 +119,10 @@ class Server:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
 
         with open(log, "wb") as output:
-            self.process = subprocess.Popen(arguments, stdout=output, stderr=subprocess.STDOUT, preexec_fn=prepare)
+            # Every run begins with empty caches.
+            environment = os.environ | {"HOBBIT_ARG_CACHE_STATE": "off"}
+            self.process = subprocess.Popen(arguments, stdout=output, stderr=subprocess.STDOUT, preexec_fn=prepare,
+                                            env=environment)
 
     @property
     def url(self) -> str:

@@ -118,6 +118,12 @@ pub struct ModelOptions {
     /// write are logged (`set_log`) and do not fail the run; a file of another kind is left unchanged. Results are the
     /// same with and without the file, except that dynamic precision depends on residency.
     pub cache_state: Option<PathBuf>,
+    /// A directory for such a file that hobbit names after the model, without [`ModelOptions::cache_state`]. Its experts
+    /// delay no token: free slots are filled with them first, in a pause or between tokens. So it is neither read nor
+    /// written where none are filled ([`CachingOptions::fill`], [`PolicyKind::Learned`]), in deterministic and traced
+    /// runs, or where all experts fit. The directory is made for the user alone. If it cannot be used the run goes on
+    /// without a notice.
+    pub cache_state_dir: Option<PathBuf>,
     pub io: IoMode,
     /// Copies of the model's files on other disks, to read experts from as well: a file, or a directory with files of
     /// the same names. They may end earlier than the model's, or be missing; one that differs from the model's is

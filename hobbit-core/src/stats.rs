@@ -218,7 +218,7 @@ pub fn peak_rss_bytes() -> u64 {
     own("status", "VmHWM:")
 }
 
-/// Experts read before the first token: those of an earlier run
+/// Experts that caches begin with: those of an earlier run
 /// ([`ModelOptions::cache_state`](crate::options::ModelOptions::cache_state)), or the most frequent of a path table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct WarmStart {
@@ -226,9 +226,12 @@ pub struct WarmStart {
     pub by_frequency: bool,
     /// Versions of experts that were resident when the model was closed, in all caches; or experts in the table.
     pub saved: u64,
-    /// Versions that have slots again: fewer if caches are smaller now.
+    /// Versions that have slots again before the first token: fewer if caches are smaller now.
     pub experts: u64,
     pub bytes: u64,
+    /// This many versions are read into free slots while no product waits, and none before the first token
+    /// ([`ModelOptions::cache_state_dir`](crate::options::ModelOptions::cache_state_dir)).
+    pub later: u64,
 }
 
 /// Resident set of this process now, in bytes; 0 if the system does not report it. The kernel counts

@@ -123,6 +123,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         }
         session.context_shift = false;
     })?;
+    model_options.cache_state_dir = run.experts.caching.cache_state.directory(|name| around.variable(name));
     model_options.reserved_bytes = held::reserved(http.max_body);
     let aliases = &mut http.alias;
     aliases.retain(|alias| !alias.trim().is_empty());

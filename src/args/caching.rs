@@ -1,9 +1,11 @@
 //! Flags that say which experts stay in memory.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
 
 use super::percent;
 use crate::argv::Switch;
@@ -65,10 +67,45 @@ pub struct CachingArgs {
     /// Record routes and reads in a file, for hobbit-sim
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_TRACE")]
     pub trace: Option<PathBuf>,
-    /// Before the first token, read the experts that were in memory at the end of the last run; save their list at the
-    /// end of this one
-    #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_CACHE_STATE")]
-    pub cache_state: Option<PathBuf>,
+    /// Save the list of experts in memory at the end of a run, and begin with them in the next one. A FILE's are read
+    /// before the first token. auto keeps a file for each model in $XDG_CACHE_HOME/hobbit/experts or
+    /// ~/.cache/hobbit/experts, and reads its experts in pauses and between tokens (hobbit-cli and hobbit-server)
+    #[arg(long, value_name = "FILE|auto|off", default_value = "auto", env = "HOBBIT_ARG_CACHE_STATE",
+          value_parser = OsStringValueParser::new().map(CacheState::from), value_hint = clap::ValueHint::AnyPath)]
+    pub cache_state: CacheState,
+}
+
+/// Where the list of experts in memory is kept between runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CacheState {
+    /// In a file of the user's cache directory, for programs whose runs are not measured.
+    Auto,
+    Off,
+    File(PathBuf),
+}
+
+impl From<OsString> for CacheState {
+    fn from(word: OsString) -> Self {
+        match word.to_str() {
+            Some("auto") => Self::Auto,
+            Some("off") => Self::Off,
+            _ => Self::File(word.into()),
+        }
+    }
+}
+
+impl CacheState {
+    /// The file that was given.
+    pub fn file(&self) -> Option<&Path> {
+        if let Self::File(path) = self { Some(path) } else { None }
+    }
+
+    /// The directory of all models' files.
+    pub fn directory(&self, variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+        let path = |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let caches = || path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
+        if *self == Self::Auto { Some(caches()?.join("hobbit/experts")) } else { None }
+    }
 }
 
 impl CachingArgs {

@@ -9,7 +9,7 @@ use clap::FromArgMatches;
 
 use super::preset::PresetWords;
 use super::{PrecisionArgs, command, parse};
-use crate::args::{Verbosity, grammar};
+use crate::args::{CacheState, Verbosity, grammar};
 use crate::argv::{Note, Switch, Tri, negated_by_environment, normalise};
 use crate::demo;
 use crate::hub::{Source, Want};
@@ -85,6 +85,21 @@ fn defaults_are_llama_cpps() {
     assert_eq!(hi.output.verbosity(), Verbosity { shown: 3, logged: 3 });
 }
 
+#[test]
+fn the_cache_directory_is_the_users() {
+    let of = |word: &str, set: &'static [(&str, &str)]| {
+        let value = |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
+        CacheState::from(OsString::from(word)).directory(value)
+    };
+    assert_eq!(of("auto", &[("HOME", "/h")]), Some("/h/.cache/hobbit/experts".into()));
+    assert_eq!(of("auto", &[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]), Some("/x/hobbit/experts".into()));
+    assert_eq!(of("auto", &[("HOME", "/h"), ("XDG_CACHE_HOME", "x")]), Some("/h/.cache/hobbit/experts".into()));
+    assert_eq!(of("auto", &[]), None);
+    for word in ["off", "a.state"] {
+        assert_eq!(of(word, &[("HOME", "/h")]), None, "{word}");
+    }
+}
+
 type Holds = fn(&HiArgs) -> bool;
 
 fn device(hi: &HiArgs) -> &DeviceOptions {
@@ -100,6 +115,8 @@ const GIVEN: &[(&str, Holds)] = &[
     ("--host-cache 40% --expert-cache 1G", |hi| hi.run.model_options.expert_cache == ExpertCache::Bytes(1 << 30)),
     ("--io direct", |hi| hi.run.model_options.io == IoMode::Direct),
     ("--mirror a --mirror b,c", |hi| hi.run.model_options.mirrors == ["a", "b,c"].map(std::path::PathBuf::from)),
+    ("--cache-state a", |hi| hi.run.model_options.cache_state == Some("a".into())),
+    ("--cache-state a --cache-state off", |hi| hi.run.model_options.cache_state.is_none()),
     ("--kernels fastest", |hi| hi.run.model_options.kernels == KernelChoice::Fastest),
     ("-c 4096 -b 64", |hi| (hi.run.session_options.n_ctx, hi.run.session_options.n_batch) == (4096, 64)),
     ("-ub 64 -ub 32", |hi| (hi.run.session_options.n_ubatch, hi.run.session_options.n_ubatch_max) == (32, 0)),

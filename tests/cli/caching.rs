@@ -1,8 +1,9 @@
-//! Presets, path tables, latency targets and loss bounds.
+//! Presets, path tables, latency targets, loss bounds, and experts that are kept from run to run.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use hobbit::engine::Ggml;
+use hobbit_core::cache::CacheState;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::pack::{PackKind, PackSpec};
 use hobbit_core::predict::{PathTableBuilder, PredictShape};
@@ -132,4 +133,87 @@ fn a_loss_bound_uses_the_nearest_smaller_cache() {
     bounded(&pack, "50%").expect(0).says(&["routing: cache bias 0.15", "(here 50 %)"]);
     std::fs::copy(&beside, dir.path().join("demo.hobbit.profile.json")).unwrap();
     bounded(&pack, "50%").expect(0).says(&["routing: cache bias 0.25"]);
+}
+
+/// A program as it is by default, in a cache directory.
+fn by_default(mut cli: Cli, caches: &Path) -> Cli {
+    cli.command.env_remove("HOBBIT_ARG_CACHE_STATE").env("XDG_CACHE_HOME", caches);
+    cli
+}
+
+/// Files of experts in a cache directory.
+fn kept(caches: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(caches.join("hobbit/experts")).into_iter().flatten();
+    entries.map(|entry| entry.unwrap().path()).collect()
+}
+
+#[test]
+fn the_next_run_begins_with_the_experts_of_the_last_one() {
+    const PARTS: &str = "of an earlier run are read in pauses (--cache-state)";
+    let caches = tempfile::tempdir().unwrap();
+    let run = |flags: &[&str]| by_default(whole(flags), caches.path()).run().expect(0);
+    let first = run(&[]);
+    assert!(!first.stderr.contains(PARTS) && kept(caches.path()).len() == 1, "{}", first.stderr);
+    assert_eq!(run(&[]).says(&[PARTS]).stdout, first.stdout);
+    let path = &kept(caches.path())[0];
+    std::fs::write(path, "HOBBITCS").unwrap();
+    let silent = run(&[]);
+    assert!(!silent.stderr.contains(path.to_str().unwrap()), "{}", silent.stderr);
+    std::fs::write(path, "HOBBITCS").unwrap();
+    run(&["-v"]).says(&[path.to_str().unwrap(), "it is damaged"]);
+    run(&[]).says(&[PARTS]);
+}
+
+#[test]
+fn nothing_is_kept_of_runs_that_are_measured_or_that_fit() {
+    let caches = tempfile::tempdir().unwrap();
+    let model = demo_model();
+    let text = ["-m", model.to_str().unwrap(), "-t", "1", "--expert-cache", "50%"];
+    let bench = in_own_dir(program(BENCH), &[&text[..], &["-p", "8", "-n", "4", "-r", "1"]].concat());
+    let long = "In the beginning ".repeat(40);
+    let perplexity = [&text[..], &["-p", &long, "-c", "64", "--chunks", "1"]].concat();
+    for cli in [
+        whole(&["--cache-state", "off"]),
+        whole(&["--deterministic"]),
+        whole(&["--no-fill"]),
+        whole(&["--trace", "a.trace"]),
+        whole(&["--cache-state", "a.state"]),
+        demo(&["-p", "In the beginning", "-n", "4"]),
+        bench,
+        in_own_dir(program(PERPLEXITY), &perplexity),
+    ] {
+        by_default(cli, caches.path()).run().expect(0);
+        assert_eq!(kept(caches.path()), Vec::<PathBuf>::new());
+    }
+    let mut off = by_default(whole(&[]), caches.path());
+    off.command.env("HOBBIT_ARG_CACHE_STATE", "off");
+    off.run().expect(0);
+    assert_eq!(kept(caches.path()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_cache_directory_that_cannot_be_used_does_no_harm() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "text").unwrap();
+    let plain = whole(&[]).run().expect(0);
+    for caches in [file.as_path(), Path::new("/proc")] {
+        let ran = by_default(whole(&[]), caches).run().expect(0);
+        assert_eq!(ran.stdout, plain.stdout);
+        assert!(!ran.stderr.contains("cache state"), "{}", ran.stderr);
+    }
+    by_default(whole(&["-v"]), &file).run().expect(0).says(&["cache state ", "the resident experts are not saved"]);
+}
+
+#[test]
+fn processes_may_keep_one_file_at_once() {
+    let caches = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let running: Vec<_> = (0..3).map(|_| by_default(whole(&["-n", "4"]), caches.path()).spawn()).collect();
+        for (child, _dir) in running {
+            ran(child.wait_with_output().unwrap()).expect(0);
+        }
+        let [file] = &kept(caches.path())[..] else { panic!("{:?}", kept(caches.path())) };
+        CacheState::from_bytes(&std::fs::read(file).unwrap()).unwrap();
+    }
 }

@@ -30,6 +30,9 @@ const VERSION: u32 = 1;
 
 const RESIDENT_BYTES: usize = 5;
 
+/// Characters of a model's name in [`ModelMark::state_name`]: file systems bound names by 255 bytes.
+const NAME_CHARS_MAX: usize = 48;
+
 /// Caches that a state may have: the host's, and one for each device.
 const CACHES_MAX: usize = 256;
 
@@ -40,6 +43,15 @@ pub struct ModelMark {
     pub bytes: u64,
     /// [`crate::gguf::Catalog::fingerprint`].
     pub catalog: u64,
+}
+
+impl ModelMark {
+    /// A name for the model's state in a directory that has one of each model.
+    pub fn state_name(&self) -> String {
+        let known = [self.name.as_bytes(), &self.bytes.to_le_bytes(), &self.catalog.to_le_bytes()].concat();
+        let begin: String = self.name.chars().take(NAME_CHARS_MAX).collect();
+        format!("{begin}-{:016x}.state", xxh3_64(&known))
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -68,6 +80,15 @@ pub enum StateError {
     /// Cut off, or changed since it was written.
     #[error("it is damaged")]
     Damaged,
+}
+
+impl SavedCache {
+    /// Puts `earlier` residents that have left, least recently used first, in front of these: a run that ends before
+    /// its cache is full forgets none of them.
+    pub fn remember(&mut self, earlier: &[Version]) {
+        let now: BTreeSet<Version> = self.residents.iter().copied().collect();
+        self.residents.splice(0..0, earlier.iter().copied().filter(|version| !now.contains(version)));
+    }
 }
 
 impl CacheState {
@@ -194,5 +215,19 @@ impl Pools {
         }
         fit.reverse();
         fit
+    }
+
+    /// [`Pools::that_fit`] in the order in which free slots are filled: the most recently used version of every layer,
+    /// as layers run, then the next one of every layer.
+    pub fn in_filling_order(&self, saved: &SavedCache) -> Vec<Version> {
+        let mut of_layer: BTreeMap<u16, u32> = BTreeMap::new();
+        let ranked = self.that_fit(saved).into_iter().rev().map(|version| {
+            let rank = of_layer.entry(version.expert.layer).or_default();
+            *rank += 1;
+            (*rank, version)
+        });
+        let mut order: Vec<(u32, Version)> = ranked.collect();
+        order.sort_by_key(|(rank, version)| (*rank, version.expert.layer));
+        order.into_iter().map(|(_, version)| version).collect()
     }
 }

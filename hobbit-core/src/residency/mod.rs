@@ -67,7 +67,7 @@ use self::fill::Fill;
 use self::in_flight::InFlight;
 use self::upgrades::Upgrades;
 use crate::cache::Cache;
-use crate::expert::ExpertId;
+use crate::expert::{ExpertId, Version};
 use crate::options::Knob;
 use crate::route::{Flatness, Phase, Rerouting};
 use crate::stats::LayerStats;
@@ -254,13 +254,17 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.lookahead.as_ref().is_some_and(|ahead| ahead.predicts(is_watched) && ahead.needs_scores())
     }
 
-    /// From now on free slots are filled while no product waits, unless that would be seen in what a repeatable run
-    /// or a trace depends on, or high versions are not wanted at all, or experts are virtual. Not for policies that
-    /// take an insertion for a use. `between_tokens`: also between two tokens of an answer.
-    pub fn fill_free_slots(&mut self, between_tokens: bool) {
+    /// Whether free slots may be filled: not where that would be seen in what a repeatable run or a trace depends on,
+    /// nor where high versions are not wanted at all, or experts are virtual.
+    pub fn may_fill(&self) -> bool {
         let is_repeatable = self.memory.observer.is_watching() || self.precisions.options.deterministic;
-        let is_fixed = is_repeatable || self.virtual_experts.is_some();
-        self.fill = Fill::new(!is_fixed && self.precisions.loads_high(), between_tokens);
+        !is_repeatable && self.virtual_experts.is_none() && self.precisions.loads_high()
+    }
+
+    /// From now on free slots are filled while no product waits, if they may be, beginning with the versions `first`.
+    /// Not for policies that take an insertion for a use. `between_tokens`: also between two tokens of an answer.
+    pub fn fill_free_slots(&mut self, between_tokens: bool, first: Vec<Version>) {
+        self.fill = Fill::new(self.may_fill(), between_tokens, first);
         self.idle();
     }
 

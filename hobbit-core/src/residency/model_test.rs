@@ -96,7 +96,8 @@ impl Model {
             LookaheadOptions { shape, distance_max: 2, hides_waits: false },
         );
         residency.lookahead = Some(lookahead);
-        residency.fill_free_slots(true);
+        let [near, far] = [0, 1].map(|layer| ExpertId { layer, index: 2 });
+        residency.fill_free_slots(true, vec![Version::high(far), Version::high(near), Version::low(near)]);
         let (held, pins) = (Vec::new(), HashMap::new());
         Self { small, residency, sessions: Default::default(), held, pins, hits: 0, misses: 0 }
     }

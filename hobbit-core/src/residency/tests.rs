@@ -381,7 +381,7 @@ fn a_nested_version_is_completed_from_the_low_one() {
 fn free_slots_are_filled_while_no_read_is_awaited() {
     let small = Small { slots: (3, None), ..Small::default() };
     let (mut toy, mut chosen) = (small.residency(), Selection::default());
-    toy.fill_free_slots(true);
+    toy.fill_free_slots(true, Vec::new());
     assert!(waiting(&toy).iter().all(|(class, ..)| *class == LoadClass::Fill));
     assert_eq!(waiting(&toy).len(), 18);
     toy.begin_batch(Phase::Prompt, 5);
@@ -401,11 +401,28 @@ fn free_slots_are_filled_while_no_read_is_awaited() {
 #[test]
 fn some_reads_for_free_slots_can_be_awaited() {
     let mut toy = Small { slots: (3, None), ..Small::default() }.residency();
-    toy.fill_free_slots(true);
+    toy.fill_free_slots(true, Vec::new());
     assert!(!toy.memory.wait(), "no product waits for them");
     toy.memory.hasten_filling(5_000);
     while toy.memory.wait() {}
     assert_eq!(toy.counters().bytes_read, 2 * 12_000, "the experts that the first 5,000 bytes belong to");
+}
+
+#[test]
+fn the_experts_of_an_earlier_run_take_free_slots_first() {
+    let small = Small { slots: (3, None), ..Small::default() };
+    let mut toy = small.residency();
+    let first = vec![high(0, 7), high(1, 5), high(0, 4)];
+    toy.fill_free_slots(true, first);
+    let experts: Vec<u16> = waiting(&toy).iter().map(|read| read.1).step_by(KINDS.len()).collect();
+    assert_eq!(experts, [7, 5, 4, 0, 0, 1]);
+    // A prompt takes a slot meanwhile; the rest of the list comes before others again.
+    let mut chosen = Selection::default();
+    toy.begin_batch(Phase::Prompt, 1);
+    run(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
+    assert_eq!(toy.finish_filling(), 6 * 12000);
+    assert!(toy.cache().is_complete(high(0, 7)) && toy.cache().is_complete(high(1, 5)));
+    assert!(!toy.cache().is_complete(high(0, 4)), "no slot is left for it");
 }
 
 #[test]

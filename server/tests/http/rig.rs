@@ -137,6 +137,7 @@ impl Server {
         let mut child = command
             .args(["--port", "0", "-t", "1", "--temp", "0"])
             .args(flags)
+            .env("HOBBIT_ARG_CACHE_STATE", "off")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

@@ -220,3 +220,28 @@ fn slices_that_never_came_are_not_saved() {
     cache.acquire(high(0, 3)).unwrap();
     assert_eq!(cache.save("gpu"), SavedCache { name: "gpu".to_owned(), ..SavedCache::default() });
 }
+
+#[test]
+fn slots_are_filled_in_the_order_of_layers_and_of_the_last_uses() {
+    let cache = cache(policy(PolicyKind::Learned), 2);
+    let residents = vec![high(0, 1), high(1, 5), high(1, 6), high(0, 2), high(0, 3), high(9, 1), high(1, 4)];
+    let saved = SavedCache { residents, ..SavedCache::default() };
+    assert_eq!(cache.pools().in_filling_order(&saved), [high(0, 3), high(1, 4), high(0, 2), high(1, 6)]);
+}
+
+#[test]
+fn residents_that_have_not_come_back_are_remembered() {
+    let mut saved = SavedCache { residents: vec![high(0, 2), high(1, 1)], ..SavedCache::default() };
+    saved.remember(&[high(0, 1), high(0, 2), high(1, 7)]);
+    assert_eq!(saved.residents, [high(0, 1), high(1, 7), high(0, 2), high(1, 1)]);
+}
+
+#[test]
+fn every_model_has_a_name_of_its_own() {
+    let mark = |name: &str, bytes, catalog| ModelMark { name: name.to_owned(), bytes, catalog };
+    let marks = [mark("a.gguf", 1, 2), mark("a.gguf", 1, 3), mark("a.gguf", 2, 2), mark("b.gguf", 1, 2)];
+    let names: BTreeSet<String> = marks.iter().map(ModelMark::state_name).collect();
+    assert_eq!(names.len(), marks.len(), "{names:?}");
+    assert!(names.iter().all(|name| name.contains(".gguf-") && name.ends_with(".state")), "{names:?}");
+    assert!(mark(&"ö".repeat(255), 1, 2).state_name().len() < 128);
+}

@@ -77,6 +77,11 @@ pub(crate) fn notice(text: impl std::fmt::Display) {
     deliver(LogLevel::Notice, &format!("{text}\n"));
 }
 
+/// Sends the user's sink a line that only those who look for it want to see.
+pub(crate) fn detail(text: impl std::fmt::Display) {
+    deliver(LogLevel::Debug, &format!("{text}\n"));
+}
+
 /// Delivers text to the sink.
 fn deliver(level: LogLevel, text: &str) {
     if IN_SINK.replace(true) {

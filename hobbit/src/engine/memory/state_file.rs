@@ -1,7 +1,9 @@
-//! The file of `--cache-state`: read before the first token, replaced as a whole when the model is closed.
+//! The file of `--cache-state`: read when the model is set up, replaced as a whole when it is closed. One that the user
+//! names is reported on; of one that hobbit keeps by itself, in a directory, only details are logged.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use crate::engine::ggml::log;
@@ -15,13 +17,20 @@ pub(crate) struct StateFile {
     policy: String,
     /// Whether existing content may be replaced.
     may_replace: bool,
+    /// hobbit chose the name: the directory is made if it is not there, and problems are no news.
+    is_own: bool,
 }
 
 impl StateFile {
     /// For a model under a policy. Reads nothing yet.
     pub(crate) fn new(path: &Path, model: ModelMark, policy: String) -> Self {
         // A symlink stays a symlink.
-        Self { path: files::destination(path), model, policy, may_replace: true }
+        Self { path: files::destination(path), model, policy, may_replace: true, is_own: false }
+    }
+
+    /// As [`StateFile::new`], in a directory that has one for each model.
+    pub(crate) fn own(directory: &Path, model: ModelMark, policy: String) -> Self {
+        Self { path: directory.join(model.state_name()), model, policy, may_replace: true, is_own: true }
     }
 
     /// The state left by an earlier run of this model, without the statistics of another policy; `None` if there is
@@ -59,6 +68,10 @@ impl StateFile {
             return;
         }
         (state.model, state.policy) = (self.model.clone(), self.policy.clone());
+        if let Some(directory) = self.path.parent().filter(|_| self.is_own) {
+            // It tells which experts were used. If it cannot be made, the next step fails.
+            let _ = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        }
         if let Err(error) = files::replace(&self.path, &state.to_bytes()) {
             self.notice(format_args!("{error}; the resident experts are not saved"));
         }
@@ -72,7 +85,8 @@ impl StateFile {
     }
 
     fn notice(&self, what: impl std::fmt::Display) {
-        log::notice(format_args!("cache state {}: {what}", self.path.display()));
+        let text = format_args!("cache state {}: {what}", self.path.display());
+        if self.is_own { log::detail(text) } else { log::notice(text) }
     }
 }
 

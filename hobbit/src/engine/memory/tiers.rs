@@ -75,6 +75,8 @@ pub(crate) struct Tiers {
     pub(crate) n_sessions: usize,
     /// Keeps the list of resident experts between runs.
     pub(crate) state_file: Option<StateFile>,
+    /// Residents of an earlier run, read when there is time.
+    pub(crate) earlier: Vec<Version>,
     pub(crate) lending: Lending,
     pub(crate) description: Description,
 }
@@ -259,11 +261,14 @@ impl Tiers {
 
     /// Enables filling of free slots during idle time, if that does no harm: devices keep what they need themselves
     /// unless the host has room for all, and some policies take an insertion for a use. `between_tokens`: also between
-    /// two tokens of an answer.
-    pub(crate) fn fill_free_slots(&mut self, policy: PolicyKind, between_tokens: bool) {
+    /// two tokens of an answer. `own`: the file that hobbit keeps of the model by itself, unless the caches have been
+    /// filled already.
+    pub(crate) fn fill_free_slots(&mut self, policy: PolicyKind, between_tokens: bool, own: Option<StateFile>) {
         let has_all = self.description.plan.is_fully_resident();
         if has_all || policy == PolicyKind::Learned && !self.tiers.iter().any(|tier| tier.serves.layers) {
-            self.host.fill_free_slots(between_tokens);
+            let own = own.filter(|_| !has_all && self.host.may_fill() && self.description.warm_start.is_none());
+            let first = own.map(|own| self.recall(own)).unwrap_or_default();
+            self.host.fill_free_slots(between_tokens, first);
         }
     }
 
@@ -446,6 +451,22 @@ impl Tiers {
         self.description.warm_start = Some(warm);
     }
 
+    /// Takes what the policy learned from a state file, and keeps the file. Returns the host's residents of that time in
+    /// the order to read them.
+    fn recall(&mut self, file: StateFile) -> Vec<Version> {
+        let state = self.state_file.insert(file).read();
+        let Some(saved) = state.and_then(|state| state.caches.into_iter().find(|saved| saved.name == HOST)) else {
+            return Vec::new();
+        };
+        self.host.memory.load_statistics(&saved);
+        let first = self.host.cache().pools().in_filling_order(&saved);
+        self.description.warm_start =
+            Some(WarmStart { saved: saved.residents.len() as u64, later: first.len() as u64, ..WarmStart::default() });
+        self.earlier = saved.residents;
+        self.earlier.retain(|version| self.host.layout().has_version(*version));
+        first
+    }
+
     /// Fills the caches with `experts`, the most wanted last, as far as their slots allow. The host gets those that no
     /// device has.
     pub(crate) fn begin_with(&mut self, mut experts: Vec<ExpertId>) {
@@ -495,7 +516,9 @@ impl Tiers {
             return;
         }
         self.host.quiesce();
-        let mut state = CacheState { caches: vec![self.host.memory.save(HOST)], ..CacheState::default() };
+        let mut of_host = self.host.memory.save(HOST);
+        of_host.remember(&self.earlier);
+        let mut state = CacheState { caches: vec![of_host], ..CacheState::default() };
         state.caches.extend(
             self.tiers
                 .iter_mut()

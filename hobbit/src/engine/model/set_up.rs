@@ -89,7 +89,7 @@ pub(crate) fn set_up(model: &Model, options: &SessionOptions, context: &Context)
     if shared.options.caching.fill && shared.wrap_store.is_none() {
         // Filling from the page cache costs the same CPU time now as on demand. Direct reads take the disk's time
         // instead, and where a device computes, the CPU's time is free.
-        new.fill_free_slots(shared.options.caching.policy, store == StoreKind::Direct || copies);
+        new.fill_free_slots(shared.options.caching.policy, store == StoreKind::Direct || copies, own_state_file(model));
     }
     let description = new.description.clone();
     *memories = Some(new);
@@ -273,6 +273,7 @@ fn build(
         wanted: ExpertCache::Auto,
         n_sessions: 0,
         state_file: state_file(model),
+        earlier: Vec::new(),
         lending: Lending { spare: setup.spare, most: setup.lendable, ..Lending::default() },
         description,
     };
@@ -412,13 +413,22 @@ fn prefetch_options(model: &Model, precisions: &Precisions) -> PrefetchOptions {
 
 /// The file that keeps the resident set between runs, if requested.
 fn state_file(model: &Model) -> Option<StateFile> {
-    let shared = &model.shared;
-    let mark = ModelMark {
+    let options = &model.shared.options;
+    Some(StateFile::new(options.cache_state.as_ref()?, mark(model), options.caching.policy.to_string()))
+}
+
+/// The file that hobbit keeps by itself, if it may.
+fn own_state_file(model: &Model) -> Option<StateFile> {
+    let options = &model.shared.options;
+    let directory = options.cache_state_dir.as_ref().filter(|_| options.cache_state.is_none())?;
+    Some(StateFile::own(directory, mark(model), options.caching.policy.to_string()))
+}
+
+fn mark(model: &Model) -> ModelMark {
+    ModelMark {
         name: report::file_name(model),
         bytes: model.info().tensor_bytes,
         // Low versions may differ between runs or be missing: they are then skipped, or read from their current place.
-        catalog: shared.source.catalog.fingerprint(),
-    };
-    let path = shared.options.cache_state.as_ref()?;
-    Some(StateFile::new(path, mark, shared.options.caching.policy.to_string()))
+        catalog: model.shared.source.catalog.fingerprint(),
+    }
 }
