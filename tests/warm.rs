@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use hobbit::options::{CachingOptions, Prefetch};
+use hobbit::options::Prefetch;
 use hobbit::stats::WarmStart;
 use hobbit::{Model, ModelOptions, Token};
 use hobbit_core::cache::policy::PolicyKind;
@@ -360,7 +360,7 @@ fn hobbit_keeps_nothing_where_it_fills_no_slots() {
     let tokens = tokens();
     let changes: [fn(&mut ModelOptions); 6] = [
         |options| options.precision.deterministic = true,
-        |options| options.caching = CachingOptions { fill: false, ..options.caching },
+        |options| options.caching.fill = false,
         |options| options.caching.policy = PolicyKind::Lru,
         |options| options.expert_cache = hobbit_core::plan::ExpertCache::Percent(100.0),
         |options| options.trace = Some(options.cache_state_dir.as_ref().unwrap().with_file_name("../../trace")),

@@ -79,7 +79,11 @@ impl StateFile {
 
     fn refuse(&mut self, why: impl std::fmt::Display, may_replace: bool) -> Option<CacheState> {
         self.may_replace = may_replace;
-        let then = if may_replace { "it is replaced in the end" } else { "it is left as it is: give another file" };
+        let then = match (may_replace, self.is_own) {
+            (true, _) => "it is replaced in the end",
+            (false, true) => "it is left as it is",
+            (false, false) => "it is left as it is: give another file",
+        };
         self.notice(format_args!("{why}; caches start empty, and {then}"));
         None
     }
