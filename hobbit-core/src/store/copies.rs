@@ -1,5 +1,5 @@
 //! A store over several copies of the same files, on different disks: each read, or a part of it, goes to the copy that
-//! will answer first ([`dispatch`](super::dispatch)).
+//! will answer first (`store::dispatch`).
 //!
 //! The model's own files have all bytes and the last word: a read that fails on a mirror, or from a mirror that was
 //! written to, is repeated there, and the mirror is left out from then on.
