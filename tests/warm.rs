@@ -1,5 +1,5 @@
-//! `--cache-state`: a model that is closed and opened again has the same experts in memory, and computes the same. Files
-//! that hobbit keeps by itself, too.
+//! `--cache-state`: a model that is closed and opened again has the same experts in memory, and computes the same. This
+//! holds for a FILE of the user and for the files of `auto`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
