@@ -11,7 +11,6 @@ use std::str::FromStr;
 
 use super::args::table;
 use super::unsupported::{self, Verdict};
-use hobbit::options::Repack;
 
 /// Flags that clap adds to commands without their own.
 const CLAPS: [&str; 4] = ["-h", "--help", "-V", "--version"];
@@ -261,16 +260,6 @@ pub enum Tri {
 impl Switch {
     /// Value name that marks such flags in the command.
     pub const NAME: &str = "on|off";
-}
-
-impl From<Tri> for Repack {
-    fn from(tri: Tri) -> Self {
-        match tri {
-            Tri::Auto => Self::Auto,
-            Tri::On => Self::On,
-            Tri::Off => Self::Off,
-        }
-    }
 }
 
 impl Tri {

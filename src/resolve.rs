@@ -83,7 +83,7 @@ impl Run {
         let mut session_options = session(&args.context, &args.rope);
         fit(&mut session_options);
         let model_options = ModelOptions {
-            repack: args.model.repack.into(),
+            repack: args.model.repack,
             check_tensors: args.model.check_tensors.0,
             kv_overrides: args.model.override_kv.clone(),
             adapters: args.model.adapters.options(),

@@ -40,7 +40,7 @@ fn open(path: &Path, options: &ModelOptions) -> Model {
 const TOKENS: [&[Token]; 4] = [&[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16], &[17], &[18], &[3]];
 
 /// Logits of stock llama.cpp, which its caller feeds.
-fn stock(path: &Path, options: &SessionOptions, repack: bool) -> impl FnMut(&[Token]) -> Vec<f32> + use<> {
+fn stock(path: &Path, options: &SessionOptions, repack: Repack) -> impl FnMut(&[Token]) -> Vec<f32> + use<> {
     let mut stock = open_stock(path, options, &Placed { repack, ..Placed::default() }).unwrap();
     move |tokens| {
         stock.feed(tokens).unwrap();
@@ -65,14 +65,17 @@ fn bits_are_llama_cpps_own_defaults() {
         let types = vec![name.parse().unwrap()];
         let spec = Spec { embd: 256, ff: 256, types: types.clone(), down_types: types, ..Spec::tiny("qwen3moe") };
         let path = fixture::write(dir.path(), &spec);
-        for is_on in [true, false] {
-            let model =
-                open(&path, &ModelOptions { repack: if is_on { Repack::Auto } else { Repack::Off }, ..options() });
-            assert_eq!(model.run_mode(), RunMode::Passthrough { repack: is_on, gives_back: false }, "{name}");
+        for repack in [Repack::Auto, Repack::Off] {
+            let model = open(&path, &ModelOptions { repack, ..options() });
+            assert_eq!(
+                model.run_mode(),
+                RunMode::Passthrough { repack: repack == Repack::Auto, gives_back: false },
+                "{name}"
+            );
             let mut session = model.session(&settings()).unwrap();
-            let mut stock = stock(&path, &settings(), is_on);
+            let mut stock = stock(&path, &settings(), repack);
             for tokens in TOKENS {
-                assert!(bits(&feed(&mut session, tokens)) == bits(&stock(tokens)), "{name}, repack {is_on}");
+                assert!(bits(&feed(&mut session, tokens)) == bits(&stock(tokens)), "{name}, repack {repack:?}");
             }
         }
         std::fs::remove_file(path).unwrap();
@@ -101,7 +104,7 @@ fn prompts_take_faster_kernels() {
             let is_own = |trial: &hobbit::stats::KernelTrial| [trial.n_in, trial.n_out].contains(&ff.into());
             (logits, session.stats().kernels.trials.into_iter().filter(is_own).collect::<Vec<_>>())
         };
-        let mut stock = stock(&path, &settings(), false);
+        let mut stock = stock(&path, &settings(), Repack::Off);
         let expected = [stock(&prompt()), stock(&[17])].concat();
         let (identical, trials) = evaluate(KernelChoice::Identical);
         assert_eq!(trials.len(), 2, "{name}: gate and up, and down: {trials:?}");
@@ -126,15 +129,14 @@ fn prompts_of_all_architectures_keep_their_bits() {
     let dir = tempfile::tempdir().unwrap();
     for arch in architectures() {
         let path = fixture::write(dir.path(), &Spec { seed: 3, ..Spec::tiny(arch) });
-        for is_on in [true, false] {
-            let model =
-                open(&path, &ModelOptions { repack: if is_on { Repack::Auto } else { Repack::Off }, ..options() });
+        for repack in [Repack::Auto, Repack::Off] {
+            let model = open(&path, &ModelOptions { repack, ..options() });
             assert!(model.run_mode().is_passthrough(), "{arch}");
             let mut session = model.session(&settings()).unwrap();
-            let mut stock = stock(&path, &settings(), is_on);
+            let mut stock = stock(&path, &settings(), repack);
             for tokens in [&prompt()[..], &[17], &prompt()[..33]] {
                 let found = bits(&feed(&mut session, tokens));
-                assert!(found == bits(&stock(tokens)), "{arch}, repack {is_on}, {} tokens", tokens.len());
+                assert!(found == bits(&stock(tokens)), "{arch}, repack {repack:?}, {} tokens", tokens.len());
             }
         }
         std::fs::remove_file(path).unwrap();
@@ -159,7 +161,7 @@ fn long_prompts_are_computed_in_fewer_ubatches() {
     };
     let ((logits, bytes), (_, more)) = (of(&wide), of(&narrow));
     assert!(bytes < more, "{bytes} read in one pass, {more} in four");
-    assert!(bits(&logits) == bits(&stock(&path, &wide, false)(&prompt())));
+    assert!(bits(&logits) == bits(&stock(&path, &wide, Repack::Off)(&prompt())));
 }
 
 #[test]

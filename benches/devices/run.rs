@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use hobbit::engine::{Stock, StockOptions};
-use hobbit::options::DeviceChoice;
+use hobbit::options::{DeviceChoice, Repack};
 use hobbit::{DeviceOptions, Token};
 use hobbit_core::gguf::Gguf;
 use hobbit_core::profile::{Loss, log_softmax};
@@ -206,7 +206,7 @@ pub fn run(args: &Args, shape: &Shape, percent: u32, path: &Path, arm: &Arm, exa
                 device: DeviceOptions { devices, n_cpu_moe, ..DeviceOptions::default() },
                 n_gpu_layers: 999,
                 load_mode: Some("none".to_owned()),
-                repack: false,
+                repack: Repack::Off,
                 routes: None,
                 adapters: Default::default(),
             };

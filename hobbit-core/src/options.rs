@@ -32,6 +32,7 @@ use smart_default::SmartDefault;
 
 use crate::files::{self, Input, Kind, Output, OutputError};
 use crate::gguf::shards_by_name;
+use crate::named::named;
 use crate::profile::LossBound;
 use crate::store::mirror;
 
@@ -51,19 +52,22 @@ pub use crate::store::IoMode;
 /// A token's id in the model's vocabulary.
 pub type Token = i32;
 
-/// Whether weights are rearranged for the CPU, as llama.cpp does by default. Rearranged weights multiply faster, but
+/// Which weights are rearranged for the CPU, as llama.cpp does by default. Rearranged weights multiply faster, but
 /// change the last bits of some types' results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Repack {
-    /// If the model fits and llama.cpp runs it by itself; and if hobbit keeps experts on the CPU in one precision, of
-    /// types that gain by it (MXFP4, Q4_0, IQ4_NL), with slots for at least half of them.
+    /// All if the model fits and llama.cpp runs it by itself; and if hobbit keeps experts on the CPU in one precision,
+    /// of types that gain by it (MXFP4, Q4_0, IQ4_NL), with slots for at least half of them. Otherwise none.
     #[default]
     Auto,
-    /// As `Auto`, and wherever hobbit keeps experts on the CPU: each is rearranged on arrival, other weights while
-    /// loading.
+    /// All, also wherever hobbit keeps experts on the CPU: each is rearranged on arrival, other weights while loading.
     On,
+    /// Weights that are no experts; all if the model fits and llama.cpp runs it by itself.
+    Ordinary,
     Off,
 }
+
+named!(Repack, "choice": Auto = "auto", On = "on", Ordinary = "ordinary", Off = "off");
 
 /// How a model is opened and how much memory it may take.
 #[derive(Clone, Debug, PartialEq, SmartDefault)]

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-use crate::argv::{PAIR, Switch, Tri};
+use crate::argv::{PAIR, Switch};
 use crate::hub::{Given, Source, TokenArgs};
-use hobbit::options::{AdapterOptions, KvOverride, ProjectorOptions, ScaledFile, SessionOptions};
+use hobbit::options::{AdapterOptions, KvOverride, ProjectorOptions, Repack, ScaledFile, SessionOptions};
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Model")]
@@ -20,11 +20,11 @@ pub struct ModelArgs {
     /// Look for invalid values in the weights while loading
     #[arg(long)]
     pub check_tensors: Switch,
-    /// Rearrange weights for the CPU: where the whole model fits and llama.cpp runs it by itself, and where half of the
-    /// experts have slots and are of MXFP4, Q4_0 or IQ4_NL (auto), always (on), or never; it changes the last bits of
-    /// some types' results
-    #[arg(long, env = "LLAMA_ARG_REPACK")]
-    pub repack: Tri,
+    /// Rearrange weights for the CPU: all where the whole model fits and llama.cpp runs it by itself, and where half of
+    /// the experts have slots and are of MXFP4, Q4_0 or IQ4_NL (auto); always all (on); all but experts, which decodes
+    /// K-quants faster (ordinary); or never (off). It changes the last bits of some types' results
+    #[arg(long, value_name = "auto|on|ordinary|off", default_value = "auto", env = "LLAMA_ARG_REPACK")]
+    pub repack: Repack,
     /// Replace metadata of the file, e.g. llama.expert_used_count=int:2; comma-separated or repeated
     #[arg(long, value_name = "KEY=TYPE:VALUE", value_delimiter = ',')]
     pub override_kv: Vec<KvOverride>,

@@ -123,7 +123,7 @@ pub fn record(task: &Task, host: &Host, bandwidth: Option<f64>, runs: &[Run]) ->
         tensor_buft_overrides: or("--override-tensor", "none").replace(',', ";"),
         load_mode: if stock { task.load_mode.clone() } else { "none".into() },
         lazy_mode: "auto".into(),
-        repack: stock && task.repack,
+        repack: stock && task.repack != "0",
         n_prompt: case.test.n_prompt,
         n_gen: case.test.n_gen,
         n_depth: case.test.n_depth,

@@ -131,9 +131,9 @@ pub struct ComparisonArgs {
     #[arg(long, value_name = "MODE", default_value = "mmap",
           value_parser = ["mmap", "none", "mlock", "mmap+mlock", "dio", "auto"])]
     pub load_mode: String,
-    /// Repack weights for the CPU, llama.cpp's and the experts that hobbit keeps: 0 or 1 (logits then differ in the
-    /// last bits)
-    #[arg(long, value_name = "0|1", default_value = "0", value_parser = ["0", "1"])]
+    /// Weights that hobbit and llama.cpp repack for the CPU: 0 (none), 1 (all) or ordinary (all but experts). The choice
+    /// changes the last bits of logits
+    #[arg(long, value_name = "0|1|ordinary", default_value = "0", value_parser = ["0", "1", "ordinary"])]
     pub repack: String,
     /// Do not measure the disk, which the roofline needs
     #[arg(long)]

@@ -90,8 +90,8 @@ pub struct Task {
     pub with_hashes: bool,
     /// llama.cpp's load mode.
     pub load_mode: String,
-    /// llama.cpp's repacking.
-    pub repack: bool,
+    /// Weights that are repacked: `0`, `1` or `ordinary`.
+    pub repack: String,
     /// When the process was started, in nanoseconds since 1970.
     pub started_ns: u128,
     pub verbose: bool,

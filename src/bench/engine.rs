@@ -50,14 +50,19 @@ pub trait Engine {
 /// Opens the engine that a task names.
 pub fn open(task: &Task) -> Result<Box<dyn Engine>> {
     let (case, session) = (&task.case, task.case.session_options()?);
-    let repack = if task.repack { Repack::On } else { Repack::Off };
-    let options = ModelOptions { repack, ..case.model_options()? };
+    let repack = match &*task.repack {
+        "0" => Repack::Off,
+        "1" => Repack::On,
+        _ => Repack::Ordinary,
+    };
+    let mut options = ModelOptions { repack, ..case.model_options()? };
+    options.passthrough &= repack != Repack::Ordinary;
     if task.who == Who::Stock {
         let stock = StockOptions {
             n_gpu_layers: options.n_gpu_layers,
             device: options.device,
             load_mode: (task.load_mode != "auto").then(|| task.load_mode.clone()),
-            repack: task.repack,
+            repack,
             routes: options.routes,
             adapters: options.adapters,
         };

@@ -221,7 +221,7 @@ impl<'a> Bench<'a> {
             delay: test.delay,
             with_hashes: comparison.baseline,
             load_mode: comparison.load_mode.clone(),
-            repack: comparison.repack == "1",
+            repack: comparison.repack.clone(),
             started_ns: 0,
             verbose: self.typed.bench.output.verbose,
         }

@@ -124,7 +124,7 @@ fn layers_that_are_computed_in_order_are_counted() {
 
 fn check_ends(cases: impl IntoIterator<Item = Case>) {
     let sizes = [ExpertCache::Percent(60.0), QUARTER, NONE].map(|size| (ExpertCache::Auto, size));
-    each(cases, |case| ends::check(&case, &[], &sizes, Repack::Auto));
+    each(cases, |case| ends::check(&case, &[], &sizes, Repack::Ordinary));
 }
 
 #[test]
@@ -177,6 +177,19 @@ fn packs_of_experts_of_unequal_types() {
 #[test]
 fn rearranged_experts() {
     each(cases::rearranged(), |case| packs::check_rearranged(&case));
+}
+
+/// Weights that are no experts have llama.cpp's order for this CPU, and experts the file's.
+#[test]
+fn ordinary_weights_are_rearranged_alone() {
+    each(cases::rearranged(), |case| {
+        let reference = Reference::new(&case, &Placed { repack: Repack::Ordinary, ..Placed::default() });
+        let failed = |size| {
+            let options = ModelOptions { repack: Repack::Ordinary, ..options(size) };
+            reference.failure(format!("{size:?}"), reference.check(&options, None))
+        };
+        [ALL, QUARTER, NONE].into_iter().filter_map(failed).collect()
+    });
 }
 
 /// Without a flag, types that gain are rearranged where at least half of the experts have slots.

@@ -177,7 +177,7 @@ pub fn check_widths(case: &Case) -> Vec<String> {
 
 /// Weights rearranged on request, from the plain file and from a pack.
 pub fn check_rearranged(case: &Case) -> Vec<String> {
-    let reference = Reference::new(case, &Placed { repack: true, ..Placed::default() });
+    let reference = Reference::new(case, &Placed { repack: Repack::On, ..Placed::default() });
     let packed = reference.dir.path().join("pack.gguf");
     pack(&reference.path, &packed, &full());
     let mut failures = Vec::new();
@@ -195,16 +195,18 @@ pub fn check_rearranged(case: &Case) -> Vec<String> {
 /// Weights are rearranged by default with slots for half of the experts, unless the run is to be repeatable.
 pub fn check_rearranged_by_default(case: &Case) -> Vec<String> {
     let reference = Reference::new(case, &Placed::default());
-    let repacked = case.stock(&reference.path, &Placed { repack: true, ..Placed::default() });
-    let failed = |(percent, deterministic, repacks)| {
+    let failed = |(percent, deterministic, repack)| {
         let precision = PrecisionOptions { deterministic, ..PrecisionOptions::default() };
-        let options = ModelOptions { precision, ..options(ExpertCache::Percent(percent)) };
-        let expected = if repacks { &repacked } else { &reference.expected };
-        let found = run_rearranged(case, &reference.path, &options, repacks);
-        let found = found.and_then(|found| same(expected, &found));
+        let options = ModelOptions { precision, repack: Repack::Auto, ..options(ExpertCache::Percent(percent)) };
+        let expected = case.stock(&reference.path, &Placed { repack, ..Placed::default() });
+        let found = run_rearranged(case, &reference.path, &options, repack == Repack::On);
+        let found = found.and_then(|found| same(&expected, &found));
         reference.failure(format!("{percent} %, deterministic {deterministic}"), found)
     };
-    [(50.0, false, true), (49.0, false, false), (100.0, true, false)].into_iter().filter_map(failed).collect()
+    [(50.0, false, Repack::On), (49.0, false, Repack::Off), (100.0, true, Repack::Off)]
+        .into_iter()
+        .filter_map(failed)
+        .collect()
 }
 
 fn run_rearranged(case: &Case, path: &Path, options: &ModelOptions, repacks: bool) -> Result<Vec<Row>> {

@@ -182,8 +182,10 @@ fn prepare(
     let mut options = options.clone();
     options.caching = options.caching.acting();
     if !is_plain {
-        let is_rearranged = placement.devices.is_empty() && run_mode::rearranges(gguf, catalog, &options, n_ctx);
-        options.repack = if is_rearranged { Repack::On } else { Repack::Off };
+        options.repack = match placement.devices.is_empty() {
+            true => run_mode::rearranges(gguf, catalog, &options, n_ctx),
+            false => Repack::Off,
+        };
     }
     Ok(Prepared { source, experts, placement, adapters, run_mode, n_ctx, options, idle })
 }
@@ -266,7 +268,7 @@ impl Loading<'_> {
         params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
         // llama.cpp would map the file, and our stream is none.
         params.lazy_mode = llama::LLAMA_LAZY_MODE_OFF;
-        params.use_extra_bufts = options.repack == Repack::On;
+        params.use_extra_bufts = options.repack != Repack::Off;
         let resident: Vec<String> = experts.tables().resident_layers().map(|layer| format!("blk.{layer}.")).collect();
         let is_left = |tensor: u32, is_expert: bool| {
             let name = &gguf.tensors[tensor as usize].name;

@@ -100,18 +100,17 @@ pub(crate) fn or_whole(
     error
 }
 
-/// Whether hobbit repacks experts on the CPU, and llama.cpp all other weights: if requested, or if it pays
-/// ([`RepackInput`]) and nothing else changes their bytes. `n_ctx` as [`choose`] returned it.
-pub(crate) fn rearranges(gguf: &Gguf, catalog: &Catalog, options: &ModelOptions, n_ctx: u32) -> bool {
+/// What hobbit (experts) and llama.cpp (all other weights) repack on the CPU: what was requested; by itself all, if that
+/// pays ([`RepackInput`]) and nothing else changes the experts' bytes. `n_ctx` as [`choose`] returned it.
+pub(crate) fn rearranges(gguf: &Gguf, catalog: &Catalog, options: &ModelOptions, n_ctx: u32) -> Repack {
     let has_low = || catalog.layers.iter().any(|layer| layer.low.iter().any(Option::is_some));
     match options.repack {
-        Repack::On => return true,
-        Repack::Off => return false,
+        Repack::On | Repack::Ordinary | Repack::Off => return options.repack,
         // Available memory differs between runs, and repeatable texts must not.
-        Repack::Auto if options.precision.deterministic || catalog.has_planes() || has_low() => return false,
+        Repack::Auto if options.precision.deterministic || catalog.has_planes() || has_low() => return Repack::Off,
         Repack::Auto => {}
     }
-    let Some(room) = room(options, &MemoryLimits::read()) else { return false };
+    let Some(room) = room(options, &MemoryLimits::read()) else { return Repack::Off };
     // The plan keeps a margin below a given budget: do the same here.
     let room = match options.budget {
         Budget::Bytes(_) => MemoryPlan::without_margin(room, BudgetSource::Given),
@@ -125,9 +124,10 @@ pub(crate) fn rearranges(gguf: &Gguf, catalog: &Catalog, options: &ModelOptions,
     let weights = tensor_bytes(gguf).saturating_sub(in_files);
     let besides = [weights, most.kv, most.compute, most.runtime, PLANE_BUFFERS_BYTES];
     let besides = besides.into_iter().fold(0, u64::saturating_add);
-    RepackInput { expert_bytes, expert_cache: options.expert_cache, room, besides }
+    let pays = RepackInput { expert_bytes, expert_cache: options.expert_cache, room, besides }
         .pays(slices().map(|slice| slice.dtype))
-        && slices().all(|slice| Interleaving::of(slice.dtype, slice.ne0, slice.ne1).is_some())
+        && slices().all(|slice| Interleaving::of(slice.dtype, slice.ne0, slice.ne1).is_some());
+    if pays { Repack::On } else { Repack::Off }
 }
 
 /// Context length for a model that does not fit with its training length; 0 if it is unknown, or not shorter.

@@ -23,7 +23,7 @@ use crate::engine::seam::hook::{Asked, EvalHook, Watcher};
 use crate::engine::session::BatchToken;
 use crate::engine::source::adapters::CheckedAdapters;
 use hobbit_core::gguf::{Gguf, LayerExperts};
-use hobbit_core::options::{AdapterOptions, DeviceOptions, RouteOptions, SessionOptions, SplitMode, Token};
+use hobbit_core::options::{AdapterOptions, DeviceOptions, Repack, RouteOptions, SessionOptions, SplitMode, Token};
 use hobbit_core::trace::{Routes, Walk};
 
 /// Experts of a layer, by the names that llama.cpp matches to keep them on the CPU.
@@ -38,12 +38,29 @@ pub struct StockOptions {
     pub n_gpu_layers: i32,
     /// `none`, `mmap`, `mlock`, `mmap+mlock` or `dio`; `None` lets llama.cpp choose.
     pub load_mode: Option<String>,
-    /// Repack weights for the CPU (`use_extra_bufts`).
-    pub repack: bool,
+    /// Weights to repack for the CPU (`use_extra_bufts`); all with [`Repack::Auto`], llama.cpp's default.
+    pub repack: Repack,
     /// Routes that tokens follow instead of the routers' choices.
     pub routes: Option<RouteOptions>,
     /// LoRA adapters and control vectors.
     pub adapters: AdapterOptions,
+}
+
+/// A buffer type of ordinary memory other than the CPU's own, under which llama.cpp would repack: that of mapped files.
+fn plain_memory() -> Option<llama::ggml_backend_buffer_type_t> {
+    #[repr(align(64))]
+    struct Line([u8; 64]);
+    let mut memory = Line([0; 64]);
+    // SAFETY: the buffer holds no tensor and ends before its memory; its type is a constant.
+    unsafe {
+        let buffer = llama::ggml_backend_cpu_buffer_from_ptr(memory.0.as_mut_ptr().cast(), memory.0.len());
+        if buffer.is_null() {
+            return None;
+        }
+        let buft = llama::ggml_backend_buffer_get_type(buffer);
+        llama::ggml_backend_buffer_free(buffer);
+        Some(buft)
+    }
 }
 
 /// A model and a context of plain llama.cpp. After a [`Model`](crate::Model) was opened in the process, ggml knows
@@ -76,6 +93,10 @@ impl Stock {
             // SAFETY: takes no arguments and returns a constant.
             overrides.push(pattern, unsafe { llama::ggml_backend_cpu_buffer_type() });
         }
+        if options.repack == Repack::Ordinary {
+            let pattern = CString::new(EXPERTS).expect("a constant without NUL");
+            overrides.push(pattern, plain_memory().ok_or_else(|| load("the CPU has no plain memory".to_owned()))?);
+        }
         // SAFETY: takes no arguments and returns a constant.
         let mut split = vec![0.0; unsafe { llama::llama_max_devices() }];
         for (to, from) in split.iter_mut().zip(&options.device.tensor_split) {
@@ -92,7 +113,7 @@ impl Stock {
             SplitMode::None => llama::LLAMA_SPLIT_MODE_NONE,
             SplitMode::Layer => llama::LLAMA_SPLIT_MODE_LAYER,
         };
-        params.use_extra_bufts = options.repack;
+        params.use_extra_bufts = options.repack != Repack::Off;
         if let Some(mode) = &options.load_mode {
             let mode = CString::new(mode.as_str()).map_err(|_| load("no such load mode".to_owned()))?;
             // SAFETY: the text is NUL-terminated.
