@@ -29,6 +29,7 @@ show 'hobbit-cli -m fine.gguf --expert-cache 25% --cache-bias 0.2 -no-cnv -n 64 
 SESSION
 images=$PWD/docs/images
 cd "$work"
+export HOBBIT_ARG_CACHE_STATE=off # not with the experts of an earlier run
 PATH=$work:$PATH asciinema rec --quiet --overwrite --cols 118 --rows 28 -c "sh session" run.cast
 svg-term --in run.cast --out "$images/terminal.svg" --window --no-cursor --width 118 --height 28
 "$images/hold.py" "$images/terminal.svg" 5
