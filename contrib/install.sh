@@ -4,7 +4,8 @@
 #
 #   contrib/install.sh [PREFIX]      (default: ~/.cargo, whose bin rustup puts on the PATH)
 #
-# FEATURES are cargo's, e.g. FEATURES=cuda; SKIP_PAGES=1 leaves completions and manual pages out.
+# FEATURES are cargo's: FEATURES=cuda, vulkan, metal or dynamic-backends. SKIP_PAGES=1 leaves completions and manual
+# pages out.
 set -eu
 
 tree=$(cd "$(dirname "$0")/.." && pwd)
@@ -15,7 +16,8 @@ cd "$tree"
 target=${CARGO_TARGET_DIR:-$tree/target}
 cargo install --locked --path . --root "$prefix" --target-dir "$target" ${FEATURES:+--features "$FEATURES"}
 cargo install --locked --path server --root "$prefix" --target-dir "$target" ${FEATURES:+--features "$FEATURES"}
-cargo install --locked --path gguf-tools --root "$prefix" --target-dir "$target"
+cargo install --locked --path gguf-tools --root "$prefix" --target-dir "$target" \
+  ${FEATURES:+--features "$FEATURES"}
 programs="hobbit-cli hobbit-server hobbit-bench hobbit-sim hobbit-perplexity hobbit-rpc gguf-tools"
 # Without strip they are larger, and work as well. Stripping afterwards uses what the release profile has built.
 for program in $programs; do

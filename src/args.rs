@@ -130,8 +130,9 @@ pub struct ExpertArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Memory and I/O (hobbit's own)")]
 pub struct MemoryArgs {
-    /// Memory for weights, KV cache, compute buffers and experts together: 'auto', or a size such as 8G or 7500M. A
-    /// model that fits as a whole is run by llama.cpp itself, unless a flag determines how its experts are kept
+    /// Memory for weights, KV cache, compute buffers and experts together: 'auto', or a size such as 7500M or 8G (8G,
+    /// 8GB and 8GiB are 8 * 1024^3 bytes). A model that fits as a whole is run by llama.cpp itself, unless a flag
+    /// determines how its experts are kept
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", env = "HOBBIT_ARG_MEM_BUDGET")]
     pub mem_budget: Budget,
     /// The part that holds experts: 'auto' (what the budget leaves), a size, or a share of all experts such as 50%

@@ -141,10 +141,17 @@ pub enum UsageError {
     Model(String),
     #[error("'{0}' is a command of gguf-tools: gguf-tools {0} --help explains it")]
     Tool(String),
+    #[error(
+        "unexpected argument '{0}': there are no subcommands; hobbit-cli -hf USER/REPO downloads and chats, \
+         hobbit-server -hf USER/REPO serves"
+    )]
+    Subcommand(String),
 }
 
 /// Commands of gguf-tools that users of other programs look for here.
 const TOOLS: [&str; 5] = ["pull", "list", "rm", "inspect", "verify"];
+/// Commands of other programs that run a model.
+const COMMANDS: [&str; 6] = ["run", "chat", "serve", "start", "load", "launch"];
 
 /// Rewrites the words after the program's name.
 pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) -> Result<Line, UsageError> {
@@ -158,6 +165,9 @@ pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) ->
             }
             if let Some(tool) = word.to_str().filter(|word| line.words.is_empty() && TOOLS.contains(word)) {
                 return Err(UsageError::Tool(tool.to_owned()));
+            }
+            if let Some(word) = word.to_str().filter(|word| line.words.is_empty() && COMMANDS.contains(word)) {
+                return Err(UsageError::Subcommand(word.to_owned()));
             }
             line.words.push(word);
             continue;

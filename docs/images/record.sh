@@ -1,5 +1,6 @@
 #!/bin/sh
-# Records docs/images/terminal.svg: a real run of hobbit-cli in a terminal, with asciinema and svg-term.
+# Records docs/images/terminal.svg: a real run of hobbit-cli in a terminal, in real time, with asciinema and svg-term.
+# The loop holds its last frame for 5 s (hold.py).
 #
 #   docs/images/record.sh [HOBBIT_CLI]       (default: target/release/hobbit-cli)
 #   pip install asciinema==2.4.0; npm install svg-term-cli@2.1.1      puts the two programs on the PATH
@@ -26,6 +27,9 @@ show() {
 show 'hobbit-cli -m fine.gguf --expert-cache 25% -no-cnv -n 64 -s 7 -p "def read_lines(path):"'
 show 'hobbit-cli -m fine.gguf --expert-cache 25% --cache-bias 0.2 -no-cnv -n 64 -s 7 -p "def read_lines(path):"'
 SESSION
+images=$PWD/docs/images
 cd "$work"
-PATH=$work:$PATH asciinema rec --quiet --overwrite --idle-time-limit 2 --cols 118 --rows 28 -c "sh session" run.cast
-svg-term --in run.cast --out "$OLDPWD/docs/images/terminal.svg" --window --no-cursor --width 118 --height 28
+export HOBBIT_ARG_CACHE_STATE=off # not with the experts of an earlier run
+PATH=$work:$PATH asciinema rec --quiet --overwrite --cols 118 --rows 28 -c "sh session" run.cast
+svg-term --in run.cast --out "$images/terminal.svg" --window --no-cursor --width 118 --height 28
+"$images/hold.py" "$images/terminal.svg" 5

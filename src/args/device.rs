@@ -106,9 +106,7 @@ impl FromStr for TensorSplit {
 fn split_mode(word: &str) -> Result<SplitMode, String> {
     match word {
         "row" | "tensor" => {
-            Err("an expert is one device's: its slots hold whole matrices, so they cannot be split by rows; \
-                                 give layer or none"
-                .to_owned())
+            Err("row split is not supported: hobbit keeps an expert whole on one device; give layer or none".to_owned())
         }
         _ => word.parse().map_err(|error: hobbit::options::UnknownName| error.to_string()),
     }

@@ -43,9 +43,9 @@ pub struct PrecisionArgs {
     /// (default: the pack's, or 0.9)
     #[arg(long, value_name = "N", value_parser = probability, env = "HOBBIT_ARG_T2")]
     pub t2: Option<f32>,
-    /// Share of a layer's experts, least popular first, that come in low precision while a prompt is read;
-    /// with --t1 below 1 none that is some token's first (default: 25%, with --t1 1 none). Example: --t1 1
-    /// --prefill-low 25% lowers in prompts only
+    /// Read the N % least-wanted experts of a layer in low precision while reading a prompt (default: 25%; none with
+    /// --t1 1). With T1 below 1 a token's top expert stays high. Example: --t1 1 --prefill-low 25% lowers in prompts
+    /// only
     #[arg(long, value_name = "N%", value_parser = share, env = "HOBBIT_ARG_PREFILL_LOW")]
     pub prefill_low: Option<f32>,
     /// When an expert is skipped, scale the weights of the others up

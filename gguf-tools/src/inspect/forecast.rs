@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::builder::RangedI64ValueParser;
 use hobbit_core::forecast::{
-    Cpu, Device, Expectation, Forecast, ForecastError, Host, Shape, Speed, Task, expected_speed, forecast,
+    Cpu, Expectation, Forecast, ForecastError, Host, Shape, Speed, Task, expected_speed, forecast,
 };
 use hobbit_core::gguf::{GgmlType, Gguf};
 use hobbit_core::pack::Pack;
@@ -20,7 +20,7 @@ use hobbit_synth::{self as synth, Format, Spec, presets};
 use serde::Serialize;
 
 use crate::shared::{JsonArgs, size};
-use machine::{Auto, Machine, Rate};
+use machine::{Auto, Gpu, Machine, Rate};
 
 /// Memory sizes to compare, in GiB.
 const SIZES_GIB: [u64; 20] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024];
@@ -44,11 +44,11 @@ pub struct Args {
     /// Type of the shape's experts and other matrices [default: as it is published, or as Q4_K_M]
     #[arg(long = "type", value_name = "TYPE", requires = "shape")]
     dtype: Option<Format>,
-    /// Memory that the process may take [default: what is available here]
+    /// Memory that the process may take: G, GB and GiB are 1024^3 bytes [default: what is available here]
     #[arg(long, value_name = "SIZE", requires = "forecast", value_parser = size)]
     ram: Option<u64>,
-    /// Disk: bytes per second of random reads of 1 MiB and more, or its connection (PCIe3, PCIe4, PCIe5, SATA), or
-    /// 'auto': measured if the whole file is here, else 3 GB/s
+    /// Disk: bytes per second of random reads of 1 MiB and more (3GB/s are 3 * 10^9 bytes, 3GiB/s 3 * 1024^3), or its
+    /// connection (PCIe3, PCIe4, PCIe5, SATA), or 'auto': measured if the whole file is here, else 3 GB/s
     #[arg(long, value_name = "RATE", requires = "forecast", default_value = "auto",
         value_parser = machine::parse_disk)]
     disk: Auto<Rate>,
@@ -57,9 +57,11 @@ pub struct Args {
     #[arg(long, value_name = "RATE", requires = "forecast", default_value = "auto",
         value_parser = machine::parse_cpu)]
     cpu: Auto<(Rate, Option<f64>)>,
-    /// A GPU: memory and its bandwidth, such as 24GiB@1TB/s
-    #[arg(long, value_name = "SIZE@RATE", requires = "forecast", value_parser = machine::parse_gpu)]
-    gpu: Option<Device>,
+    /// GPU: its name (RTX4090; an unknown one lists all), or memory, bandwidth and, if it is known, the link's rate
+    /// (24GiB@1TB/s,32GB/s), 'none', or 'auto': this machine's, if this build can use it
+    #[arg(long, value_name = "NAME|SIZE@RATE", requires = "forecast", default_value = "auto",
+        value_parser = machine::parse_gpu)]
+    gpu: Auto<Gpu>,
     /// Context in tokens
     #[arg(long, value_name = "N", requires = "forecast", default_value = "4096", value_parser = count())]
     ctx: u32,

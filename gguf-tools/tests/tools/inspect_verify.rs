@@ -146,6 +146,7 @@ fn wrong_usage_and_hopeless_forecasts_are_refused() {
         let args = [&["--shape", "kimi-k2", flag][..], value.as_slice()].concat();
         refused(2, &forecast(&args), "");
     }
+    refused(2, &forecast(&["--shape", "kimi-k2", "--gpu", "RTX9999"]), "GTX1080Ti, ");
     refused(2, &["inspect", "--shape", "kimi-k2"], "--forecast");
     let small = succeed(&forecast(&["--shape", "kimi-k2", "--ram", "2GiB"])).out;
     assert_contains(&small, &["No: a memory budget of 2.00 GiB", "; give --ram ", "a smaller --ctx", "64.00 GiB"]);
@@ -169,8 +170,15 @@ fn a_larger_gpu_reads_less() {
         let report = json(&forecast(&[&machine, gpu].concat()));
         report["forecast"]["expected"]["bytes_read"].as_f64().unwrap()
     };
-    let read = [&[][..], &["--gpu", "8GiB@250GB/s"], &["--gpu", "24GiB@1TB/s"], &["--gpu", "48GiB@1TB/s"]].map(read);
+    let read =
+        [&["--gpu", "none"][..], &["--gpu", "8GiB@250GB/s"], &["--gpu", "24GiB@1TB/s"], &["--gpu", "48GiB@1TB/s"]]
+            .map(read);
     assert!(read.is_sorted_by(|a, b| *b < 0.9 * a), "{read:?}");
+    let named = succeed(&forecast(&["--shape", "gpt-oss-120b", "--ram", "16GiB", "--gpu", "RTX4090"])).out;
+    assert_contains(
+        &named,
+        &["a GPU with 24.00 GiB at 1.01 TB/s behind a link of 31.5 GB/s (published: an upper bound)"],
+    );
     let all = json(&forecast(&["--json", "--shape", "gpt-oss-120b", "--ram", "8GiB", "--gpu", "80GiB@2TB/s"]));
     assert_eq!(all["forecast"]["expected"]["bytes_read"], 0.0);
     assert_eq!(all["forecast"]["share"], 1.0);

@@ -15,7 +15,8 @@
 //! memory bandwidth once more for the bytes that arrive.
 //!
 //! A GPU's slots and the host's count both: an expert on the GPU is not read, and does not count as used on the host,
-//! where it ages. One that the GPU has evicted is read again if the host has evicted it too.
+//! where it ages. One that the GPU has evicted is read again if the host has evicted it too. An expert that is missing
+//! on the GPU is multiplied by the CPU, or copied there where the link makes that sooner.
 
 mod known;
 mod locality;
@@ -53,7 +54,7 @@ pub const EXPERT_SECONDS: f64 = 30e-6;
 /// records (125 to 260 µs a MiB, 2 cores in a virtual machine); a run that has filled its slots pays nothing.
 pub(crate) const FRESH_SECONDS_PER_BYTE: f64 = 170e-12;
 /// Operations of products with many rows, per byte of memory bandwidth, if only the bandwidth is known: measured on the
-/// host of the records (2 cores, AVX-512). Machines with more cores for their bandwidth do better.
+/// host of the records (2 cores, AVX-512). Machines with more cores for their bandwidth do better, and GPUs, too.
 pub(crate) const OPERATIONS_PER_BYTE: f64 = 4.3;
 
 /// A machine. Rates are per second.
@@ -89,6 +90,8 @@ impl Cpu {
 pub struct Device {
     pub memory: u64,
     pub bandwidth: f64,
+    /// Bytes per second from host memory to the GPU; `None` leaves out copies: the CPU computes what is missing there.
+    pub link: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -207,7 +210,9 @@ pub fn expected_speed(
 
 fn check(host: &Host) -> Result<(), ForecastError> {
     let device = host.device.map_or(1.0, |device| device.bandwidth);
-    let rates = [("a disk", host.disk), ("memory", host.cpu.memory), ("a GPU's memory", device)];
+    let link = host.device.and_then(|device| device.link).unwrap_or(1.0);
+    let rates =
+        [("a disk", host.disk), ("memory", host.cpu.memory), ("a GPU's memory", device), ("a GPU's link", link)];
     match rates.into_iter().find(|(_, rate)| !(rate.is_finite() && *rate > 0.0)) {
         Some((what, found)) => Err(ForecastError::Rate { what, found }),
         None => Ok(()),

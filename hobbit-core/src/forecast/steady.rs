@@ -24,7 +24,7 @@ const TOKENS: (u64, u64) = (8, 64);
 pub struct Products {
     /// Time of a layer besides its experts; parts outside of layers are divided among them.
     pub layer_seconds: f64,
-    /// Time of an expert on the CPU.
+    /// Time of an expert that is not on the GPU: on the CPU or, if that is sooner, copied to the GPU and computed there.
     pub expert_seconds: f64,
     /// Time of an expert that is on the GPU.
     pub device_expert_seconds: f64,
@@ -45,17 +45,20 @@ impl Products {
             .map(|layer| u64::from(layer.n_expert.min(shape.n_expert_used.min(u16::MAX.into()) as u16)));
         let uses = n_used.sum::<u64>().max(1);
         let on_cpu = host.cpu.seconds(&shape.per_token.experts) / uses as f64 + EXPERT_SECONDS;
-        let (ordinary, on_device) = match (host.device, &rooms.device) {
+        let (ordinary, on_device, missing) = match (host.device, &rooms.device) {
             (Some(device), Some(_)) => {
                 let seconds = |weights: &BTreeMap<_, u64>| weights.values().sum::<u64>() as f64 / device.bandwidth;
                 let on_device = seconds(&shape.per_token.experts) / uses as f64 + EXPERT_SECONDS;
-                (seconds(&shape.per_token.ordinary) + past / device.bandwidth, on_device.min(on_cpu))
+                let bytes = shape.per_token.experts.values().sum::<u64>() as f64 / uses as f64;
+                let copied = device.link.map(|link| bytes / link.min(host.cpu.memory) + on_device);
+                let ordinary = seconds(&shape.per_token.ordinary) + past / device.bandwidth;
+                (ordinary, on_device.min(on_cpu), copied.unwrap_or(on_cpu).min(on_cpu))
             }
-            _ => (host.cpu.seconds(&shape.per_token.ordinary) + past / host.cpu.memory, on_cpu),
+            _ => (host.cpu.seconds(&shape.per_token.ordinary) + past / host.cpu.memory, on_cpu, on_cpu),
         };
         Self {
             layer_seconds: ordinary / n_layers as f64,
-            expert_seconds: on_cpu,
+            expert_seconds: missing,
             device_expert_seconds: on_device,
             n_layers,
             n_used: uses.div_ceil(n_layers),
@@ -228,13 +231,17 @@ impl FirstToken {
     }
 
     /// A batch reads its experts that are not resident, each once; reads and products overlap. At first
-    /// none is resident, and the memory of slots was never used.
+    /// none is resident, and the memory of slots was never used. A GPU whose link is known computes a batch if that is
+    /// sooner, and copies of experts that it lacks overlap with its products.
     pub fn of(shape: &Shape, host: &Host, task: &Task, rooms: &Rooms, locality: &Locality) -> Self {
         let on_host = rooms.prompt_share();
         // A batch uses nearly all experts, and leaves those on the GPU there: the host keeps others.
-        let share = (on_host + rooms.device_share(shape)).min(1.0);
+        let on_device = rooms.device_share(shape);
+        let share = (on_host + on_device).min(1.0);
         let n_prompt = u64::from(task.n_prompt.max(1));
         let operations = host.cpu.operations.unwrap_or(OPERATIONS_PER_BYTE * host.cpu.memory);
+        let device = host.device.filter(|_| rooms.device.is_some());
+        let linked = device.and_then(|device| Some((device.bandwidth, device.link?.min(host.cpu.memory))));
         let (mut reading, mut products, mut prompt) = (0.0, 0.0, 0.0);
         let n_whole = n_prompt / UBATCH_TOKENS;
         let rest = n_prompt % UBATCH_TOKENS;
@@ -244,13 +251,19 @@ impl FirstToken {
                 return;
             }
             let (bytes, n_distinct) = distinct(shape, n_tokens, locality);
-            let multiplying = 2.0 * shape.per_token.n_parameters as f64 * n_tokens as f64 / operations;
+            let wanted = 2.0 * shape.per_token.n_parameters as f64 * n_tokens as f64;
             // With few rows, products take as long as reading their weights.
             let weights = bytes + shape.per_token.ordinary.values().sum::<u64>() as f64;
-            let multiplying = multiplying.max(weights / host.cpu.memory) + n_distinct as f64 * EXPERT_SECONDS;
+            let experts = n_distinct as f64 * EXPERT_SECONDS;
+            let by_cpu = (wanted / operations).max(weights / host.cpu.memory) + experts;
             for first in [true, false] {
                 let times = if first { 1 } else { times - 1 } as f64;
                 let seconds = bytes * (1.0 - resident) / host.disk;
+                let multiplying = linked.map_or(by_cpu, |(bandwidth, link)| {
+                    let copied = bytes * (1.0 - if resident == 0.0 { 0.0 } else { on_device }) / link;
+                    let products = (wanted / (OPERATIONS_PER_BYTE * bandwidth)).max(weights / bandwidth);
+                    by_cpu.min(copied.max(products) + experts)
+                });
                 let fresh = if resident == 0.0 { bytes.min(on_host * shape.expert_bytes as f64) } else { 0.0 };
                 reading += times * seconds;
                 products += times * multiplying;

@@ -150,12 +150,29 @@ fn a_gpu_that_holds_the_experts_used_most_is_not_slower() {
     let shape = shape(4, 64, 4);
     let expectation = Expectation::of(64);
     let without = forecast(&shape, &host(150 * MIB), &TASK, &expectation).unwrap();
-    let device = Some(Device { memory: 200 * MIB, bandwidth: 1e12 });
+    let device = Some(Device { memory: 200 * MIB, bandwidth: 1e12, link: None });
     let with = forecast(&shape, &Host { device, ..host(150 * MIB) }, &TASK, &expectation).unwrap();
     assert!(with.device.is_some() && with.expected.products_seconds < without.expected.products_seconds);
-    let device = Some(Device { memory: MIB, bandwidth: 1e12 });
+    let device = Some(Device { memory: MIB, bandwidth: 1e12, link: None });
     let left = forecast(&shape, &Host { device, ..host(150 * MIB) }, &TASK, &expectation).unwrap();
     assert_eq!((left.device, left.expected), (None, without.expected));
+}
+
+/// A link matters only where a copy and the product on the GPU are sooner than the product on the CPU.
+#[test]
+fn missing_experts_take_the_sooner_way() {
+    let shape = shape(4, 64, 4);
+    let with = |link| {
+        let device = Some(Device { memory: 120 * MIB, bandwidth: 1e12, link });
+        let cpu = Cpu { memory: 4e10, by_type: BTreeMap::from([(GgmlType::Q8_0, 1e10)]), operations: None };
+        let host = Host { cpu, device, disk: 1e12, ..host(150 * MIB) };
+        forecast(&shape, &host, &TASK, &Expectation::of(64))
+    };
+    let [none, slow, fast] = [None, Some(1e8), Some(1e12)].map(|link| with(link).unwrap());
+    assert_eq!((none.expected, none.first_token), (slow.expected, slow.first_token));
+    assert!(fast.expected.products_seconds < none.expected.products_seconds, "{:?} {:?}", fast.expected, none.expected);
+    assert!(fast.first_token.products_seconds < none.first_token.products_seconds, "{fast:?}");
+    assert!(with(Some(0.0)).is_err());
 }
 
 #[test]
@@ -163,7 +180,7 @@ fn slots_of_the_gpu_and_of_the_host_both_count() {
     let shape = shape(4, 64, 4);
     let expectation = Expectation::of(64);
     let with = |memory, gpu: u64| {
-        let device = Some(Device { memory: gpu, bandwidth: 1e12 }).filter(|_| gpu > 0);
+        let device = Some(Device { memory: gpu, bandwidth: 1e12, link: None }).filter(|_| gpu > 0);
         expected_speed(&shape, &Host { device, ..host(memory) }, &TASK, &expectation).unwrap()
     };
     // As many slots on the GPU as on the host, and more.

@@ -16,6 +16,8 @@ const LOADING = "loading the model";
 const LOADING_MS = 1000;
 const GONE_MS = 3000;
 const PANEL = "hobbit.panel";
+/** The bundled model's file. */
+const DEMO = /(^|[\\/])demo\.gguf$/;
 
 const at = (id) => document.getElementById(id);
 /** Where the list has room beside the chat, and where a panel has; as in style.css. */
@@ -61,6 +63,9 @@ function about(model, it) {
   document.title = name === "hobbit" ? name : `${name} – hobbit`;
   const context = it.default_generation_settings?.n_ctx;
   experts.command(it.model_path ?? model?.path ?? "");
+  const demo = DEMO.test(it.model_path ?? "");
+  at("empty-words").textContent = demo ? "Begin a text." : "Ask something.";
+  at("empty-demo").hidden = !demo;
   attach.takeImages(it.modalities?.vision === true);
   settings.placeholders(it.default_generation_settings?.params ?? {});
   const rows = [
@@ -222,6 +227,10 @@ at("panes").addEventListener("click", ({ target }) => target === at("panes") && 
 for (const name of ["experts", "settings"]) at(`show-${name}`).addEventListener("click", () => toggle(name));
 wide.addEventListener("change", () => listPane(wide.matches));
 medium.addEventListener("change", () => panel(medium.matches ? "experts" : ""));
+
+// A pane that a pointer opened gets the focus without a frame; keys bring the frame back.
+addEventListener("pointerdown", () => document.documentElement.classList.add("pointed"), true);
+addEventListener("keydown", () => document.documentElement.classList.remove("pointed"), true);
 
 addEventListener("keydown", (event) => {
   if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey) && !event.shiftKey && !event.altKey) {

@@ -13,7 +13,7 @@ const FIELDS = [
   ["top_k", "Top-k", 0, 1_000_000, 1],
   ["top_p", "Top-p", 0, 1],
   ["min_p", "Min-p", 0, 1],
-  ["max_tokens", "Most tokens", 1, 10_000_000, 1],
+  ["max_tokens", "Max tokens", 1, 10_000_000, 1],
   ["seed", "Seed", 0, 4_294_967_295, 1],
 ];
 const MORE = [

@@ -311,6 +311,8 @@ async fn the_demo_shows_how_it_works() {
         || Server::demo(&["--alias", "demo", "-n", "24"]),
         async |browser, server| {
             assert!(server.log.contains("see it work"), "{}", server.log);
+            browser.ready().await;
+            assert_eq!(browser.value("document.getElementById('empty-demo').hidden").await, false);
             browser.click("#see").await;
             browser.answered().await;
             browser.shows("#rates", "% since start").await;

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use hobbit::{DeviceInfo, DeviceKind};
 use hobbit_core::expert::Extent;
 use hobbit_core::forecast::{Cpu, Device, Host};
 use hobbit_core::gguf::{GgmlType, Gguf};
@@ -85,10 +86,70 @@ pub fn parse_cpu(text: &str) -> Result<Auto<(Rate, Option<f64>)>, String> {
     Ok(Some((memory, operations.map(|text| rate(text, "FLOP")).transpose()?)))
 }
 
-/// Parses memory and bandwidth of a GPU: `24GiB@1TB/s`.
-pub fn parse_gpu(text: &str) -> Result<Device, String> {
-    let (memory, bandwidth) = text.split_once('@').ok_or("expected memory and bandwidth, such as 24GiB@1TB/s")?;
-    Ok(Device { memory: size(memory)?, bandwidth: rate(bandwidth, "B")? })
+/// A value of `--gpu`; `None` for `auto`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Gpu {
+    /// Forecast without one.
+    Absent,
+    Of(Device, Origin),
+}
+
+/// Parses `auto`, `none`, `RTX4090`, or memory, bandwidth and link of a GPU: `24GiB@1TB/s`, `24GiB@1TB/s,32GB/s`.
+pub fn parse_gpu(text: &str) -> Result<Auto<Gpu>, String> {
+    if let Some((memory, rates)) = text.split_once('@') {
+        let (bandwidth, link) = rates.split_once(',').map_or((rates, None), |(rate, link)| (rate, Some(link)));
+        let link = link.map(|text| rate(text, "B")).transpose()?;
+        let device = Device { memory: size(memory)?, bandwidth: rate(bandwidth, "B")?, link };
+        return Ok(Some(Gpu::Of(device, Origin::Given)));
+    }
+    match (text, published::gpu(text)) {
+        ("auto", _) => Ok(None),
+        ("none", _) => Ok(Some(Gpu::Absent)),
+        (_, Some(device)) => Ok(Some(Gpu::Of(device, Origin::Published))),
+        (_, None) => {
+            let names: Vec<&str> = published::gpu_names().collect();
+            Err(format!(
+                "'{text}' is not in the list of GPUs: {}; give memory and bandwidth, such as 24GiB@1TB/s",
+                names.join(", ")
+            ))
+        }
+    }
+}
+
+/// What a forecast knows of this machine's GPUs.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Found {
+    device: Option<Device>,
+    /// Names of the GPUs, whether or not their rates are known.
+    names: Vec<String>,
+}
+
+impl Found {
+    /// The GPUs that this build can use.
+    fn here() -> Self {
+        // Without devices the forecast is that of the processor.
+        Self::among(&hobbit::devices(&[]).unwrap_or_default())
+    }
+
+    /// GPUs of one backend together: their memories, and the rates of the slowest. A GPU in the host's memory has none
+    /// of its own.
+    fn among(devices: &[DeviceInfo]) -> Self {
+        let backend = |device: &DeviceInfo| device.name.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned();
+        let gpus = || devices.iter().filter(|device| device.kind == DeviceKind::Gpu && !device.unified);
+        let first = gpus().next().map(backend);
+        let gpus: Vec<&DeviceInfo> = gpus().filter(|device| Some(backend(device)) == first).collect();
+        let known = |gpu: &&DeviceInfo| {
+            let memory = [gpu.free, gpu.total].into_iter().find(|bytes| *bytes > 0)?;
+            Some(Device { memory, ..published::gpu(&gpu.description)? })
+        };
+        let joined = |a: Device, b: Device| Device {
+            memory: a.memory + b.memory,
+            bandwidth: a.bandwidth.min(b.bandwidth),
+            link: a.link.zip(b.link).map(|(a, b)| a.min(b)),
+        };
+        let device = gpus.iter().map(known).collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().reduce(joined));
+        Self { device, names: gpus.iter().map(|gpu| gpu.description.clone()).collect() }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -97,6 +158,8 @@ pub enum Origin {
     Given,
     Published,
     Measured,
+    /// A GPU of this machine: its memory is free memory, its rates are published.
+    Found,
     Assumed,
 }
 
@@ -106,6 +169,7 @@ impl Origin {
             Self::Given => "given",
             Self::Published => "published: an upper bound",
             Self::Measured => "measured here",
+            Self::Found => "found here, with published rates: an upper bound",
             Self::Assumed => "assumed",
         }
     }
@@ -119,6 +183,11 @@ pub struct Machine {
     pub memory_from: Origin,
     pub disk_from: Origin,
     pub cpu_from: Origin,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_from: Option<Origin>,
+    /// Names of this machine's GPUs, if they were looked for. Without [`Host::device`] their rates are unknown.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<String>,
     /// Programs that wanted a core in the last minute, where something was measured and they wanted many.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub load: Option<f64>,
@@ -161,7 +230,15 @@ impl Machine {
                 (cpu, Origin::Measured)
             }
         };
-        Ok(Self { host: Host { memory, disk, cpu, device: args.gpu }, memory_from, disk_from, cpu_from, load })
+        let (device, gpu_from, gpus) = match args.gpu {
+            Some(Gpu::Absent) => (None, None, Vec::new()),
+            Some(Gpu::Of(device, from)) => (Some(device), Some(from), Vec::new()),
+            None => {
+                let Found { device, names } = Found::here();
+                (device, device.map(|_| Origin::Found), names)
+            }
+        };
+        Ok(Self { host: Host { memory, disk, cpu, device }, memory_from, disk_from, cpu_from, gpu_from, gpus, load })
     }
 }
 
@@ -257,7 +334,46 @@ mod tests {
         assert_eq!(parse_cpu("DDR4-3200x2,1TFLOP/s"), Ok(Some((published(51.2e9), Some(1e12)))));
         assert_eq!(parse_disk("SATA"), Ok(Some(published(0.6e9))));
         assert!(parse_cpu("60GB/s,much").is_err());
-        assert_eq!(parse_gpu("24GiB@1TB/s"), Ok(Device { memory: 24 << 30, bandwidth: 1e12 }));
-        assert!(["24GiB", "@1TB/s", "24GiB@", "x@y", "24@1TB/s"].into_iter().all(|bad| parse_gpu(bad).is_err()));
+    }
+
+    #[test]
+    fn gpus_are_given_by_their_rates_or_by_name() {
+        let device = |link| Device { memory: 24 << 30, bandwidth: 1e12, link };
+        assert_eq!(parse_gpu("24GiB@1TB/s"), Ok(Some(Gpu::Of(device(None), Origin::Given))));
+        assert_eq!(parse_gpu("24GiB@1TB/s,32GB/s"), Ok(Some(Gpu::Of(device(Some(32e9)), Origin::Given))));
+        assert_eq!((parse_gpu("auto"), parse_gpu("none")), (Ok(None), Ok(Some(Gpu::Absent))));
+        let named = published::gpu("RTX4090").unwrap();
+        assert_eq!(parse_gpu("rtx4090"), Ok(Some(Gpu::Of(named, Origin::Published))));
+        let bad = ["24GiB", "@1TB/s", "24GiB@", "x@y", "24@1TB/s", "24GiB@1TB/s,", "RTX4090@1TB/s"];
+        assert!(bad.into_iter().all(|bad| parse_gpu(bad).is_err()));
+        assert!(parse_gpu("RTX9999").unwrap_err().contains("GTX1080Ti, RTX2080Ti, "));
+    }
+
+    #[test]
+    fn gpus_of_this_machine_are_used_if_their_rates_are_known() {
+        let gpu = |name: &str, description: &str, kind| DeviceInfo {
+            name: name.to_owned(),
+            description: description.to_owned(),
+            kind,
+            free: 20 << 30,
+            total: 24 << 30,
+            pinned_host: true,
+            asynchronous: true,
+            events: true,
+            unified: false,
+        };
+        let (card, host) = (DeviceKind::Gpu, gpu("CPU", "a processor", DeviceKind::Cpu));
+        assert_eq!(Found::among(&[host.clone()]), Found::default());
+        let two = [
+            gpu("CUDA0", "NVIDIA GeForce RTX 4090", card),
+            gpu("CUDA1", "NVIDIA GeForce RTX 3060", card),
+            gpu("Vulkan0", "NVIDIA GeForce RTX 4090", card),
+            host,
+        ];
+        let both = Found::among(&two).device.unwrap();
+        assert_eq!((both.memory, both.bandwidth), (40 << 30, 360e9), "the free memory of both, at the slower rate");
+        let unknown = Found::among(&[two[0].clone(), gpu("CUDA1", "NVIDIA GeForce RTX 9999", card)]);
+        assert_eq!((unknown.device, unknown.names.len()), (None, 2));
+        assert_eq!(Found::among(&[gpu("CUDA0", "Orin", DeviceKind::Integrated)]), Found::default());
     }
 }

@@ -69,8 +69,20 @@ fn machine(out: &mut fmt::Formatter<'_>, report: &Report) -> std::fmt::Result {
     }
     if let Some(gpu) = host.device {
         write!(out, ", a GPU with {} at {}", Bytes(gpu.memory), rate(gpu.bandwidth))?;
+        if let Some(link) = gpu.link {
+            write!(out, " behind a link of {}", rate(link))?;
+        }
+        if let Some(from) = machine.gpu_from {
+            write!(out, " ({})", from.word())?;
+        }
     }
     writeln!(out)?;
+    let names = machine.gpus.join(", ");
+    match (names.is_empty(), host.device) {
+        (true, _) => {}
+        (false, Some(_)) => writeln!(out, "GPU   {names}; --gpu none forecasts without")?,
+        (false, None) => writeln!(out, "GPU   {names}: left aside, its rates are unknown; give --gpu SIZE@RATE")?,
+    }
     if let Some(load) = machine.load {
         writeln!(
             out,
@@ -92,21 +104,21 @@ fn speeds(out: &mut fmt::Formatter<'_>, report: &Report, forecast: &Forecast) ->
     let expected = &forecast.expected;
     let what = match expected.limit() {
         Limit::Disk => "the disk",
-        Limit::Products => "products (memory bandwidth, cores)",
+        Limit::Products => "compute (memory bandwidth, cores)",
     };
     writeln!(
         out,
-        "limited by     {what}: products {}, reads {} of a token's {}; at once {:.0}",
+        "limited by     {what}: compute {}, reads {} of a token's {}; overlap {:.0}",
         milliseconds(expected.products_seconds),
         milliseconds(expected.reading_seconds),
         milliseconds(1.0 / expected.tokens_per_second),
         Percent(expected.efficiency().min(1.0))
     )?;
     let first = forecast.first_token;
-    let products = if report.machine.host.cpu.operations.is_none() { ", of operations assumed" } else { "" };
+    let assumed = if report.machine.host.cpu.operations.is_none() { ", operations assumed" } else { "" };
     writeln!(
         out,
-        "first token    {} for {} tokens: loading {}, prompt {} (reads {}, products {}{products})",
+        "first token    {} for {} tokens: loading {}, prompt {} (reads {}, compute {}{assumed})",
         seconds(first.seconds()),
         report.task.n_prompt,
         seconds(first.load_seconds),
@@ -199,7 +211,7 @@ fn memory(out: &mut fmt::Formatter<'_>, report: &Report) -> std::fmt::Result {
     for row in &report.memory {
         let limit = match row.speed.limit() {
             Limit::Disk => "disk",
-            Limit::Products => "products",
+            Limit::Products => "compute",
         };
         let mark = if row.asked { "  <" } else { "" };
         writeln!(
