@@ -9,6 +9,8 @@ use std::ffi::{OsStr, OsString};
 use std::iter::Peekable;
 use std::str::FromStr;
 
+use hobbit::options::Repack;
+
 use super::args::table;
 use super::unsupported::{self, Verdict};
 
@@ -22,6 +24,8 @@ fn spellings_of(arg: &clap::Arg, long: &str) -> Vec<(String, Takes)> {
         Takes::Switch(true)
     } else if is_named(Tri::NAME) {
         Takes::TriWord
+    } else if is_named(REPACK) {
+        Takes::RepackWord
     } else if is_named(PAIR) {
         Takes::Pair
     } else if arg.get_action().takes_values() {
@@ -37,6 +41,20 @@ fn spellings_of(arg: &clap::Arg, long: &str) -> Vec<(String, Takes)> {
     all
 }
 
+/// Value name of `--repack`: a [`Tri`] with one more word.
+pub const REPACK: &str = "on|off|auto|ordinary";
+
+/// Parses it.
+pub fn repack(word: &str) -> Result<Repack, String> {
+    match (word, word.parse()) {
+        ("ordinary", _) => Ok(Repack::Ordinary),
+        (_, Ok(Tri::Auto)) => Ok(Repack::Auto),
+        (_, Ok(Tri::On)) => Ok(Repack::On),
+        (_, Ok(Tri::Off)) => Ok(Repack::Off),
+        (_, Err(_)) => Err("expected on, off, auto or ordinary".to_owned()),
+    }
+}
+
 /// Value name of a flag with two values; clap receives them as one word with a comma.
 pub const PAIR: &str = "START END";
 
@@ -49,6 +67,8 @@ enum Takes {
     Pair,
     /// The next word if it is on, off or auto.
     TriWord,
+    /// The next word if it is one of [`REPACK`].
+    RepackWord,
     /// Nothing; the flag switches this way.
     Switch(bool),
     /// Nothing.
@@ -227,6 +247,7 @@ fn join(
             (!pair.is_empty()).then(|| pair.join(OsStr::new(",")))
         }
         (Takes::TriWord, None) => rest.next_if(|next| next.to_str().is_some_and(|word| word.parse::<Tri>().is_ok())),
+        (Takes::RepackWord, None) => rest.next_if(|next| next.to_str().is_some_and(|word| repack(word).is_ok())),
         (Takes::Switch(on), None) => Some(if on { "on" } else { "off" }.into()),
     };
     let mut word = OsString::from(format!("--{long}"));
@@ -309,7 +330,10 @@ impl FromStr for Tri {
 pub fn negated_by_environment(command: &clap::Command, is_set: impl Fn(&str) -> bool) -> Vec<OsString> {
     command
         .get_arguments()
-        .filter(|arg| arg.get_value_names().is_some_and(|names| names == [Switch::NAME] || names == [Tri::NAME]))
+        .filter(|arg| {
+            arg.get_value_names()
+                .is_some_and(|names| [Switch::NAME, Tri::NAME, REPACK].iter().any(|name| names == [*name]))
+        })
         .filter_map(|arg| {
             let positive = arg.get_env()?.to_str()?;
             let negative = positive.replacen("_ARG_", "_ARG_NO_", 1);

@@ -70,7 +70,8 @@ fn whole_and_partial_mirrors_are_read_and_change_no_logit() {
     assert_eq!(notices_about(dir.path().to_str().unwrap()), [""; 0]);
 }
 
-/// Reads of a cut or rewritten mirror go to the model's file, and one line says so.
+/// Reads of a cut or rewritten mirror go to the model's file, and one line says so. On a busy machine the mirror may have
+/// answered so late that it is not asked again: then another run shows it.
 #[test]
 fn mirrors_that_change_while_they_are_read_change_no_logit() {
     quiet_llama_cpp();
@@ -80,14 +81,20 @@ fn mirrors_that_change_while_they_are_read_change_no_logit() {
     let (expected, _) = run(&path, &options(IoMode::Buffered, &[]), || ());
     for io in [IoMode::Buffered, IoMode::Direct] {
         for (name, reason) in [("cut", "cut while in use"), ("rewritten", "was replaced or written to")] {
-            let mirror = copy(&path, len, &dir.path().join(format!("{io} {name}")));
-            let change = || match name {
-                "cut" => File::options().write(true).open(&mirror).unwrap().set_len(len as u64 / 3).unwrap(),
-                _ => fs::write(&mirror, vec![0xDD; len + 1]).unwrap(),
+            let run_changed = |attempt: u32| {
+                let mirror = copy(&path, len, &dir.path().join(format!("{io} {name} {attempt}")));
+                let change = || match name {
+                    "cut" => File::options().write(true).open(&mirror).unwrap().set_len(len as u64 / 3).unwrap(),
+                    _ => fs::write(&mirror, vec![0xDD; len + 1]).unwrap(),
+                };
+                let (found, copies) = run(&path, &options(io, std::slice::from_ref(&mirror)), change);
+                assert!(found == expected, "{io}, {name}");
+                let notices = notices_about(mirror.to_str().unwrap());
+                (!notices.is_empty()).then_some((notices, copies))
             };
-            let (found, copies) = run(&path, &options(io, std::slice::from_ref(&mirror)), change);
-            assert!(found == expected, "{io}, {name}");
-            let notices = notices_about(mirror.to_str().unwrap());
+            let asked_again = (0..10).find_map(run_changed);
+            let (notices, copies) =
+                asked_again.unwrap_or_else(|| panic!("{io}, {name}: the mirror is not asked again"));
             assert_eq!(notices.len(), 1, "{notices:?}");
             assert!(notices[0].contains("this mirror is not read any more"), "{notices:?}");
             let left_out = copies[1].left_out.as_ref().unwrap();

@@ -32,7 +32,6 @@ use smart_default::SmartDefault;
 
 use crate::files::{self, Input, Kind, Output, OutputError};
 use crate::gguf::shards_by_name;
-use crate::named::named;
 use crate::profile::LossBound;
 use crate::store::mirror;
 
@@ -66,8 +65,6 @@ pub enum Repack {
     Ordinary,
     Off,
 }
-
-named!(Repack, "choice": Auto = "auto", On = "on", Ordinary = "ordinary", Off = "off");
 
 /// How a model is opened and how much memory it may take.
 #[derive(Clone, Debug, PartialEq, SmartDefault)]

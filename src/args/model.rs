@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-use crate::argv::{PAIR, Switch};
+use crate::argv::{PAIR, REPACK, Switch, repack};
 use crate::hub::{Given, Source, TokenArgs};
 use hobbit::options::{AdapterOptions, KvOverride, ProjectorOptions, Repack, ScaledFile, SessionOptions};
 
@@ -23,7 +23,7 @@ pub struct ModelArgs {
     /// Rearrange weights for the CPU: all where the whole model fits and llama.cpp runs it by itself, and where half of
     /// the experts have slots and are of MXFP4, Q4_0 or IQ4_NL (auto); always all (on); all but experts, which decodes
     /// K-quants faster (ordinary); or never (off). It changes the last bits of some types' results
-    #[arg(long, value_name = "auto|on|ordinary|off", default_value = "auto", env = "LLAMA_ARG_REPACK")]
+    #[arg(long, value_name = REPACK, value_parser = repack, default_value = "auto", env = "LLAMA_ARG_REPACK")]
     pub repack: Repack,
     /// Replace metadata of the file, e.g. llama.expert_used_count=int:2; comma-separated or repeated
     #[arg(long, value_name = "KEY=TYPE:VALUE", value_delimiter = ',')]

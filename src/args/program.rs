@@ -15,7 +15,7 @@ use clap::{ArgMatches, Command, FromArgMatches};
 
 use super::preset::PresetWords;
 use super::{PrecisionArgs, RoutingArgs, model, table};
-use crate::argv::{self, Grammar, Line, Note, Switch, Tri};
+use crate::argv::{self, Grammar, Line, Note, REPACK, Switch, Tri};
 use crate::exit::{self, Answered};
 use crate::manuals;
 
@@ -72,7 +72,7 @@ fn brief(command: Command) -> Command {
 pub fn with_spellings(command: Command) -> Command {
     with_switches(command).mut_args(|arg| {
         let is_named = |name| arg.get_value_names().is_some_and(|names| names == [name]);
-        let (is_switch, is_tri) = (is_named(Switch::NAME), is_named(Tri::NAME));
+        let (is_switch, is_tri) = (is_named(Switch::NAME), is_named(Tri::NAME) || is_named(REPACK));
         let is_on = arg.get_default_values() == ["on"];
         let spellings = arg.get_long().into_iter().flat_map(table::spellings);
         let mut also: Vec<_> = spellings.map(|(spelling, _)| spelling.to_owned()).collect();

@@ -375,6 +375,15 @@ fn switches_and_their_environment() {
     assert_eq!(("enabled".parse(), "0".parse()), (Ok(Switch(true)), Ok(Switch(false))));
     assert_eq!(("-1".parse(), "on".parse()), (Ok(Tri::Auto), Ok(Tri::On)));
     assert!("yes".parse::<Switch>().is_err());
+    for (line, expected) in [
+        ("", Repack::Auto),
+        ("--repack", Repack::On),
+        ("--repack ordinary", Repack::Ordinary),
+        ("-nr", Repack::Off),
+        ("--repack=0", Repack::Off),
+    ] {
+        assert_eq!(parse(typed(line)).unwrap().0.run.model.repack, expected, "{line}");
+    }
     for (variable, word) in [("LLAMA_ARG_NO_KV_OFFLOAD", "--kv-offload=off"), ("LLAMA_ARG_NO_REPACK", "--repack=off")] {
         assert_eq!(negated_by_environment(&command(), |name| name == variable), [word]);
     }
