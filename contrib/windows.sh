@@ -28,6 +28,7 @@ mkdir -p "$place/$name/models"
 for program in $programs; do
   x86_64-w64-mingw32-strip -o "$place/$name/$program.exe" "$built/$program.exe"
 done
+compiler_libraries "$place/$name"
 cp models/demo.gguf models/README.md models/LICENSE-* "$place/$name/models/"
 cp README.md CHANGELOG.md LICENSE docs/WINDOWS.md "$place/$name/"
 if command -v cargo-about >/dev/null; then
@@ -55,8 +56,10 @@ cd "$tree"
 [ -z "${BUILD_ONLY:-}" ] || exit 0
 
 # Names are those of tests/all.rs and server/tests/all.rs.
-wine_library "$built"
-wine_library "$built/deps"
+for directory in "$built" "$built/deps"; do
+  wine_library "$directory"
+  compiler_libraries "$directory"
+done
 failed=
 tests() { # PACKAGE TEST NAMES...
   package=$1 test=$2

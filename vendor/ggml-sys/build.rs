@@ -27,8 +27,8 @@ fn main() {
     link_windows();
 }
 
-/// Links what llama.cpp needs of Windows, and the C++ library into the programs: they need no library of the compiler's
-/// beside them.
+/// Links what llama.cpp needs of Windows and of the compiler. llama-cpp-sys-2 asks for the compiler's libraries as DLLs,
+/// too, so programs need them beside them.
 fn link_windows() {
     let is = |variable: &str, value: &str| env::var(variable).is_ok_and(|found| found == value);
     if !(is("CARGO_CFG_TARGET_OS", "windows") && is("CARGO_CFG_TARGET_ENV", "gnu")) {

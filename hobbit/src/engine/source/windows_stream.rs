@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ggml_sys::shim;
 
 use crate::engine::error::OpenError;
-use crate::engine::source::virtual_bytes::{READ_BYTES_MAX, VirtualBytes};
+use crate::engine::source::virtual_bytes::VirtualBytes;
 use hobbit_core::gguf::{Piece, VirtualGguf};
 use hobbit_core::store::Original;
 
@@ -47,10 +47,11 @@ impl CookieStream {
             move |source| OpenError::Io { path, action, source }
         };
         let mut header = tempfile::NamedTempFile::new().map_err(failed("make a temporary file for the header of"))?;
-        let first = virtual_file.segments.first().map_or(virtual_file.len, |segment| segment.start);
-        let padding = vec![0; (first as usize).saturating_sub(virtual_file.header.len()).min(READ_BYTES_MAX)];
-        let mut write = |bytes: &[u8]| header.write_all(bytes);
-        write(&virtual_file.header).and_then(|()| write(&padding)).map_err(failed("write the header of"))?;
+        // llama.cpp looks for the padding before the first tensor.
+        let first = virtual_file.segments.iter().find(|segment| segment.tensor.is_some());
+        let padded = first.map_or(virtual_file.len, |segment| segment.start);
+        let written = header.write_all(&virtual_file.header).and_then(|()| header.as_file().set_len(padded));
+        written.map_err(failed("write the header of"))?;
         let header = header.into_temp_path();
         let name: Vec<u16> = header.as_os_str().encode_wide().chain([0]).collect();
         let length = virtual_file.len;
