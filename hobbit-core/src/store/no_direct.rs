@@ -21,7 +21,7 @@ pub(super) fn probe_ring() -> io::Result<()> {
 }
 
 impl DirectStore {
-    pub fn start(_: Vec<OpenFile>, _: DirectOptions) -> Result<Self, StoreError> {
+    pub(super) fn start(_: Vec<OpenFile>, _: DirectOptions) -> Result<Self, StoreError> {
         Err(StoreError::Unavailable { engine: ENGINE, reason: "it needs Linux or Windows".into() })
     }
 }
