@@ -22,6 +22,11 @@ fn main() {
     }
     println!("cargo:rustc-env=HOBBIT_COMMIT={}", commit.as_deref().unwrap_or("unknown"));
     println!("cargo:rustc-env=HOBBIT_LLAMA_CPP_SYS={}", llama_cpp_sys().as_deref().unwrap_or("unknown"));
+    let is = |variable: &str, value: &str| std::env::var(variable).is_ok_and(|found| found == value);
+    if is("CARGO_CFG_TARGET_OS", "windows") && is("CARGO_CFG_TARGET_ENV", "gnu") {
+        // Linux's stack of a main thread; Windows's has 2 MiB.
+        println!("cargo:rustc-link-arg-bins=-Wl,--stack,8388608");
+    }
     if std::env::var_os("CARGO_FEATURE_DYNAMIC_BACKENDS").is_some() {
         match std::env::var("CARGO_CFG_TARGET_OS").as_deref() {
             Ok("windows") => {}

@@ -3,13 +3,13 @@
 use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::io::{self, BufRead, IsTerminal, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+#[cfg(unix)]
 use std::sync::{Mutex, PoisonError};
 
 use anstyle::{AnsiColor, Style};
 use crossbeam_channel::{Receiver, Sender};
-use nix::errno::Errno;
+#[cfg(unix)]
 use nix::sys::termios::{self, SetArg, Termios};
 use rustyline::error::ReadlineError;
 use rustyline::{
@@ -197,7 +197,8 @@ impl Keyboard {
         }
         match line.unwrap_or(Ok(Answer::Interrupted)) {
             // The terminal is gone.
-            Err(error) if error.raw_os_error() == Some(Errno::EIO as i32) => Ok(Answer::End),
+            #[cfg(unix)]
+            Err(error) if error.raw_os_error() == Some(libc::EIO) => Ok(Answer::End),
             answer => answer,
         }
     }
@@ -211,7 +212,9 @@ const HISTORY_MAX: usize = 1000;
 /// The file of the history: `hobbit/history` in the user's state directory.
 pub fn history(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let path = |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let state = path("XDG_STATE_HOME").or_else(|| Some(path("HOME")?.join(".local/state")))?;
+    let state = path("XDG_STATE_HOME")
+        .or_else(|| path("LOCALAPPDATA").filter(|_| cfg!(windows)))
+        .or_else(|| Some(path("HOME")?.join(".local/state")))?;
     Some(state.join("hobbit/history"))
 }
 
@@ -220,7 +223,10 @@ fn editor(history: Option<&Path>) -> Option<Editor> {
     let mut editor = Editor::with_config(config.build()).ok()?;
     // Others must not read it. Without a history the program works as well.
     if let Some((path, directory)) = history.and_then(|path| Some((path, path.parent()?))) {
-        let _ = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        let mut builder = DirBuilder::new();
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+        let _ = builder.recursive(true).create(directory);
         let _ = editor.load_history(path);
     }
     editor.bind_sequence(KeyEvent::ctrl('C'), EventHandler::Conditional(Box::new(ClearLine)));
@@ -285,16 +291,21 @@ fn plain_line() -> io::Result<Answer> {
     Ok(Answer::Text(text.trim_end_matches('\n').trim_end_matches('\r').to_owned()))
 }
 
-/// The terminal's settings before a line editor changed them.
+/// The terminal's settings before a line editor changed them. Windows's console gets its own back by the editor.
+#[cfg(unix)]
 static SETTINGS: Mutex<Option<Termios>> = Mutex::new(None);
 
 /// Saves the settings for [`restore_terminal`].
 fn remember_terminal() {
-    *SETTINGS.lock().unwrap_or_else(PoisonError::into_inner) = termios::tcgetattr(io::stdin()).ok();
+    #[cfg(unix)]
+    {
+        *SETTINGS.lock().unwrap_or_else(PoisonError::into_inner) = termios::tcgetattr(io::stdin()).ok();
+    }
 }
 
 /// Restores the settings that a waiting editor has changed, before the program ends.
 pub fn restore_terminal() {
+    #[cfg(unix)]
     if let Some(settings) = &*SETTINGS.lock().unwrap_or_else(PoisonError::into_inner) {
         let _ = termios::tcsetattr(io::stdin(), SetArg::TCSANOW, settings);
     }
@@ -304,6 +315,7 @@ pub fn restore_terminal() {
 mod tests {
     use super::*;
 
+    #[cfg(unix)]
     #[test]
     fn the_history_is_in_the_users_state_directory() {
         let of = |set: &'static [(&str, &str)]| {

@@ -187,7 +187,7 @@ fn end_later(ends: impl FnOnce() -> bool + Send + 'static) {
 /// Exits without cleanup: other threads may hold any lock, and C++ code may be running.
 fn end_at_once() {
     restore_terminal();
-    signal_hook::low_level::exit(i32::from(signals::status()));
+    signals::end_at_once(signals::status());
 }
 
 #[cfg(test)]

@@ -65,13 +65,14 @@ struct Args {
 
 /// Runs `hobbit-rpc` with the arguments of this process.
 pub fn main() -> ExitCode {
+    hobbit_common::output::prepare_console();
     exit::code(run(std::env::args_os().skip(1)))
 }
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let parse = |words| Args::try_parse_from(std::iter::once("hobbit-rpc".into()).chain(words));
     let args: Args = read(Args::command, words.collect(), parse)?;
-    signals::watch(|signal| signal_hook::low_level::exit(i32::from(signal.status())))?;
+    signals::watch(|signal| signals::end_at_once(signal.status()))?;
     let shown = if variable("GGML_RPC_DEBUG").is_some() { LogLevel::Debug } else { LogLevel::Warn };
     set_log(move |level, text| {
         if level >= shown {

@@ -1,10 +1,7 @@
 //! `hobbit-cli`, from arguments to exit status; also opens and describes models for hobbit-perplexity.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::{self, IsTerminal};
-use std::os::fd::AsFd;
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -45,6 +42,7 @@ const DEMO: &str = "no model given (-m): running the demo model";
 
 /// Runs `hobbit-cli` with the arguments of this process.
 pub fn main() -> ExitCode {
+    hobbit_common::output::prepare_console();
     memory::begin();
     // SAFETY: no thread has been started yet.
     unsafe { hobbit::engine::isolate_chat_templates() };
@@ -430,8 +428,16 @@ impl Surroundings for Process {
 
     fn has_input(&self) -> bool {
         // A terminal and /dev/null are character devices.
-        let input = io::stdin().as_fd().try_clone_to_owned().and_then(|input| File::from(input).metadata());
-        input.is_ok_and(|input| !input.file_type().is_char_device())
+        #[cfg(windows)]
+        return hobbit_core::windows::has_piped_input();
+        #[cfg(unix)]
+        {
+            use std::os::fd::AsFd;
+            use std::os::unix::fs::FileTypeExt;
+            let input = io::stdin().as_fd().try_clone_to_owned();
+            let input = input.and_then(|input| std::fs::File::from(input).metadata());
+            input.is_ok_and(|input| !input.file_type().is_char_device())
+        }
     }
 
     fn is_typed_in(&self) -> bool {

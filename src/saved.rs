@@ -314,6 +314,7 @@ mod tests {
         assert!(!is_refused(&whole));
     }
 
+    #[cfg(unix)]
     #[test]
     fn files_that_are_no_saved_sequence_stay_untouched() {
         let directory = tempfile::tempdir().unwrap();

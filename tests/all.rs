@@ -11,12 +11,15 @@ mod cli;
 mod dynamic;
 mod engine;
 mod exactness;
+#[cfg(unix)]
 mod features;
+#[cfg(unix)]
 mod files;
 mod fine_model;
 mod fixture;
 mod low;
 mod media;
+#[cfg(unix)]
 mod mirror;
 mod perplexity;
 mod quantise;
@@ -28,4 +31,5 @@ mod sampling;
 mod speculation;
 mod trace;
 mod virtual_experts;
+#[cfg(unix)]
 mod warm;

@@ -11,6 +11,12 @@ use serde_json::Value;
 
 use hobbit_core::files::{self, Kind};
 
+/// Has a console of Windows show UTF-8 and colours. The first action of a program.
+pub fn prepare_console() {
+    #[cfg(windows)]
+    hobbit_core::windows::prepare_console();
+}
+
 /// Whether an error comes from a closed pipe: the program then ends silently with status 0.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {

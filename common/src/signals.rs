@@ -1,17 +1,35 @@
 //! Signals that end a program: Ctrl-C, SIGTERM and SIGHUP. Every program receives them here and reacts in its own
-//! way: it stops a generation (`ctrl_c`), ends its child processes, or finishes a record.
+//! way: it stops a generation (`ctrl_c`), ends its child processes, or finishes a record. Windows has requests of its
+//! console instead.
 
+#[cfg(windows)]
+#[path = "signals/windows.rs"]
+mod system;
+
+#[cfg(unix)]
 use std::io;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+#[cfg(unix)]
+use std::process::{Child, Command};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+#[cfg(unix)]
 use std::thread::JoinHandle;
 
-use anyhow::{Context, Result};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+#[cfg(unix)]
+use anyhow::Context;
+use anyhow::Result;
+#[cfg(unix)]
+pub use libc::{SIGKILL, SIGTERM};
+#[cfg(unix)]
+use signal_hook::consts::{SIGHUP, SIGINT};
+#[cfg(unix)]
 use signal_hook::iterator::{Handle, Signals};
+
+#[cfg(windows)]
+use system::{SIGHUP, SIGINT, listen};
+#[cfg(windows)]
+pub use system::{SIGKILL, SIGTERM, bind, end_at_once, end_with_this, send, watch_standard_input};
 
 /// A signal that ends the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +92,7 @@ pub fn during<T>(handler: impl FnMut(Signal) + Send + 'static, work: impl FnOnce
 }
 
 /// A signal that nohup set to be ignored stays ignored.
+#[cfg(unix)]
 fn listen(mut handler: impl FnMut(Signal) + Send + 'static) -> Result<(Handle, JoinHandle<()>)> {
     let is_wanted = |signal: &i32| *signal != SIGHUP || !ignores_hang_up();
     let signals = Signals::new([SIGINT, SIGTERM, SIGHUP].iter().filter(|signal| is_wanted(signal)));
@@ -89,7 +108,14 @@ fn listen(mut handler: impl FnMut(Signal) + Send + 'static) -> Result<(Handle, J
     Ok((handle, thread))
 }
 
+/// Ends this process at once: no exit handlers and no destructors run.
+#[cfg(unix)]
+pub fn end_at_once(status: u8) -> ! {
+    signal_hook::low_level::exit(i32::from(status))
+}
+
 /// Whether the parent process set SIGHUP to be ignored, as nohup does.
+#[cfg(unix)]
 fn ignores_hang_up() -> bool {
     // SAFETY: all-zero is a valid `sigaction`; with no new one the call only fills it in.
     unsafe {
@@ -100,11 +126,12 @@ fn ignores_hang_up() -> bool {
 
 /// Gives the process of `command` the signal `number` when the thread that starts it ends, and so when this process
 /// ends in any way. Only Linux can do that.
+#[cfg(unix)]
 pub fn end_with_this(command: &mut Command, number: i32) {
     let parent = std::process::id();
     // SAFETY: between fork and exec only system calls are made.
     unsafe {
-        command.pre_exec(move || {
+        std::os::unix::process::CommandExt::pre_exec(command, move || {
             #[cfg(target_os = "linux")]
             if libc::prctl(libc::PR_SET_PDEATHSIG, number) != 0 {
                 return Err(io::Error::last_os_error());
@@ -115,7 +142,12 @@ pub fn end_with_this(command: &mut Command, number: i32) {
     }
 }
 
+/// Nothing: [`end_with_this`] has prepared the command. Windows takes the process afterwards.
+#[cfg(unix)]
+pub fn bind(_: &mut Child) {}
+
 /// Sends the signal `number` to a process that is known not to have been waited for.
+#[cfg(unix)]
 pub fn send(process: u32, number: i32) {
     if let Ok(process) = libc::pid_t::try_from(process) {
         // SAFETY: a signal; a process that has gone is an error that changes nothing.

@@ -55,6 +55,7 @@ enum Tool {
 }
 
 fn main() -> ExitCode {
+    hobbit_common::output::prepare_console();
     let words: Vec<_> = std::env::args_os().skip(1).collect();
     if let Some(answered) = manuals::answer(Cli::command, &words) {
         return exit::code(answered);

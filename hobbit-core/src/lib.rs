@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `expert` `planes` `units` `named` | ids of experts and slices; 8-bit weights in two planes; sizes; named choices |
 //! | `random` `cursor` `trial` | random numbers; numbers in files; settings compared by the time of tokens |
+//! | `windows` | calls of the Windows API |
 //! | `files` | what programs may do to the user's files |
 //! | `store` | reads: direct, buffered, faulty |
 //! | `gguf` | the bytes of every tensor in its files |
@@ -56,6 +57,8 @@ pub mod store;
 pub mod trace;
 mod trial;
 pub mod units;
+#[cfg(windows)]
+pub mod windows;
 
 #[doc(inline)]
 pub use options::{

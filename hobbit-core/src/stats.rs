@@ -18,11 +18,9 @@ mod kernels;
 mod precision;
 mod reports;
 
-use std::path::Path;
-
 use serde::Serialize;
 
-use crate::plan::{WidthReport, kib_field};
+use crate::plan::WidthReport;
 use crate::speculation::GateReport;
 
 pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
@@ -215,6 +213,9 @@ pub struct Timings {
 
 /// Largest resident set of this process so far, in bytes; 0 if the system does not report it.
 pub fn peak_rss_bytes() -> u64 {
+    #[cfg(windows)]
+    return crate::windows::own_memory().map_or(0, |own| own.resident_peak);
+    #[cfg(not(windows))]
     own("status", "VmHWM:")
 }
 
@@ -237,15 +238,19 @@ pub struct WarmStart {
 /// Resident set of this process now, in bytes; 0 if the system does not report it. The kernel counts
 /// it for `smaps_rollup`; its documentation calls the sum in `status` inaccurate.
 pub fn rss_bytes() -> u64 {
+    #[cfg(windows)]
+    return crate::windows::own_memory().map_or(0, |own| own.resident);
+    #[cfg(not(windows))]
     match own("smaps_rollup", "Rss:") {
         0 => own("status", "VmRSS:"),
         counted => counted,
     }
 }
 
+#[cfg(not(windows))]
 fn own(file: &str, key: &str) -> u64 {
-    let text = std::fs::read_to_string(Path::new("/proc/self").join(file)).ok();
-    text.and_then(|text| kib_field(&text, key)).unwrap_or(0)
+    let text = std::fs::read_to_string(format!("/proc/self/{file}")).ok();
+    text.and_then(|text| crate::plan::kib_field(&text, key)).unwrap_or(0)
 }
 
 fn ratio(part: f64, whole: f64) -> Option<f64> {

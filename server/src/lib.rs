@@ -81,6 +81,7 @@ const TRIM: Duration = Duration::from_secs(5);
 
 /// Runs `hobbit-server` with the arguments of this process.
 pub fn main() -> ExitCode {
+    hobbit_common::output::prepare_console();
     memory::begin();
     // SAFETY: no thread has been started yet.
     unsafe { hobbit::engine::isolate_chat_templates() };

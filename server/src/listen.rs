@@ -1,9 +1,7 @@
 //! Addresses, TLS and routes.
 
-use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -227,9 +225,21 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// The socket on standard input, which is replaced by /dev/null: no other process of ours may hold it.
+#[cfg(unix)]
 fn inherited() -> io::Result<TcpListener> {
-    let listener = TcpListener::from(io::stdin().as_fd().try_clone_to_owned()?);
-    nix::unistd::dup2_stdin(File::open("/dev/null")?)?;
+    let listener = TcpListener::from(std::os::fd::AsFd::as_fd(&io::stdin()).try_clone_to_owned()?);
+    nix::unistd::dup2_stdin(std::fs::File::open("/dev/null")?)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// The socket that standard input describes. Its end asks this process to end.
+#[cfg(windows)]
+fn inherited() -> io::Result<TcpListener> {
+    let mut bytes = [0; hobbit_core::windows::SOCKET_BYTES];
+    io::Read::read_exact(&mut io::stdin(), &mut bytes)?;
+    let listener = hobbit_core::windows::socket_from(&bytes)?;
+    hobbit_common::signals::watch_standard_input()?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }

@@ -6,4 +6,5 @@
 mod fixture;
 mod http;
 mod media;
+#[cfg(unix)]
 mod page;

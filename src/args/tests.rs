@@ -364,10 +364,13 @@ fn values_are_never_rewritten() {
     assert_eq!(normal(&["-fa", "-i"]), ["--flash-attn", "--interactive=on"]);
     assert_eq!(normal(&["--color", "-1", "--color"]), ["--color=-1", "--color"]);
     assert_eq!(parse(typed("--color")).unwrap().0.output.color, Tri::On, "clap's default for a bare flag");
-    use std::os::unix::ffi::OsStringExt;
-    let path = OsString::from_vec(b"\xff.gguf".to_vec());
-    let line = normalise(["-m".into(), path], &grammar(&command())).unwrap();
-    assert_eq!(line.words, [OsString::from_vec(b"--model=\xff.gguf".to_vec())]);
+    #[cfg(unix)]
+    {
+        use std::os::unix::ffi::OsStringExt;
+        let path = OsString::from_vec(b"\xff.gguf".to_vec());
+        let line = normalise(["-m".into(), path], &grammar(&command())).unwrap();
+        assert_eq!(line.words, [OsString::from_vec(b"--model=\xff.gguf".to_vec())]);
+    }
 }
 
 #[test]

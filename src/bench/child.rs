@@ -1,7 +1,6 @@
 //! The process of one run: opens an engine, evaluates, and reports results and costs.
 
 use std::array;
-use std::fs;
 use std::io::{self, Write};
 use std::ops::{Add, Sub};
 use std::path::{Path, PathBuf};
@@ -206,13 +205,21 @@ struct Footprint {
 
 impl Footprint {
     /// `None` where the system does not tell.
+    #[cfg(windows)]
     fn now() -> Option<Self> {
-        let status = fs::read_to_string("/proc/self/status").ok()?;
+        let memory = hobbit_core::windows::own_memory()?;
+        let (.., fds) = hobbit_core::windows::own_traffic()?;
+        Some(Self { rss: memory.resident, peak_rss: memory.resident_peak, anon: memory.private, fds })
+    }
+
+    #[cfg(not(windows))]
+    fn now() -> Option<Self> {
+        let status = std::fs::read_to_string("/proc/self/status").ok()?;
         let field = |key: &str| -> Option<u64> {
             let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
             line.split_whitespace().next()?.parse().ok()
         };
-        let fds = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as u32;
+        let fds = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as u32;
         Some(Self {
             rss: field("VmRSS")? << 10,
             peak_rss: field("VmHWM")? << 10,
@@ -234,9 +241,16 @@ fn heap_bytes() -> Option<u64> {
     None
 }
 
-/// Bytes that the kernel has fetched from disks for this process so far.
+/// Bytes that this process has read from files so far, those in the system's cache too.
+#[cfg(windows)]
 fn disk_bytes() -> Result<u64> {
-    let io = fs::read_to_string("/proc/self/io").context("/proc/self/io")?;
+    hobbit_core::windows::own_traffic().map(|(read, ..)| read).context("this process's counts of reads")
+}
+
+/// Bytes that the kernel has fetched from disks for this process so far.
+#[cfg(not(windows))]
+fn disk_bytes() -> Result<u64> {
+    let io = std::fs::read_to_string("/proc/self/io").context("/proc/self/io")?;
     let bytes = io.lines().find_map(|line| line.strip_prefix("read_bytes: ")?.parse().ok());
     bytes.context("no read_bytes in /proc/self/io")
 }

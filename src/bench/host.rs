@@ -1,7 +1,6 @@
 //! The environment of a result: the machine, without its name or paths, and the code.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -52,6 +51,8 @@ impl Host {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let ram_kib = field(&read("/proc/meminfo"), "MemTotal").and_then(|text| text.strip_suffix(" kB")?.parse().ok());
         let ram_bytes = ram_kib.unwrap_or(0u64) * 1024;
+        #[cfg(windows)]
+        let ram_bytes = hobbit_core::windows::physical_memory().unwrap_or(ram_bytes);
         let disk = DiskKind::of(model);
         let ram_gib = (ram_bytes as f64 / (1u64 << 30) as f64).round();
         Self {
@@ -71,7 +72,14 @@ impl Host {
 }
 
 impl DiskKind {
+    #[cfg(not(target_os = "linux"))]
+    fn of(_: &Path) -> Self {
+        Self { kind: "unknown".to_owned(), ..Self::default() }
+    }
+
+    #[cfg(target_os = "linux")]
     fn of(model: &Path) -> Self {
+        use std::os::unix::fs::MetadataExt;
         let unknown = Self { kind: "unknown".to_owned(), ..Self::default() };
         let Ok(metadata) = fs::metadata(model) else { return unknown };
         let (major, minor) = (libc::major(metadata.dev()), libc::minor(metadata.dev()));

@@ -15,6 +15,11 @@ pub mod host;
 mod print;
 mod record;
 
+#[cfg(all(feature = "engine", target_os = "linux"))]
+mod cgroup;
+#[cfg(all(feature = "engine", not(target_os = "linux")))]
+#[path = "no_cgroup.rs"]
+mod cgroup;
 #[cfg(feature = "engine")]
 mod child;
 #[cfg(feature = "engine")]

@@ -29,6 +29,7 @@ use crate::surroundings::Surroundings;
 
 /// Runs `hobbit-bench` with the arguments of this process.
 pub fn main() -> ExitCode {
+    hobbit_common::output::prepare_console();
     memory::few_arenas();
     let mut words = std::env::args_os().skip(1).peekable();
     let first = words.peek().and_then(|word| word.to_str()).unwrap_or_default().to_owned();

@@ -82,6 +82,7 @@ impl Desk<'_> {
 
 /// Runs `hobbit-perplexity` with the arguments of this process.
 pub fn main() -> ExitCode {
+    hobbit_common::output::prepare_console();
     memory::few_arenas();
     exit::code(run(std::env::args_os().skip(1)))
 }

@@ -28,6 +28,7 @@ use hobbit_core::trace::TraceReader;
 /// Runs `hobbit-sim` with the arguments of this process. Ctrl-C keeps the system's default, status 130 in a shell:
 /// outputs are written whole at the end.
 pub fn main() -> ExitCode {
+    hobbit_common::output::prepare_console();
     exit::code(run(std::env::args_os(), &mut io::stdout().lock()))
 }
 

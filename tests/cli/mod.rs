@@ -2,11 +2,13 @@
 
 mod adapters;
 mod caching;
+#[cfg(unix)]
 mod conversations;
 #[cfg(feature = "hub")]
 mod downloads;
 mod prompts;
 mod reports;
+#[cfg(unix)]
 mod signals;
 mod templates;
 mod usage;

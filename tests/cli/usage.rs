@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::pipe;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde_json::Value;
@@ -139,7 +138,8 @@ fn an_old_cargo_is_refused_with_the_remedy() {
     let setup = |version: &str| {
         let cargo = dir.path().join("cargo");
         fs::write(&cargo, format!("#!/bin/sh\necho 'cargo {version} (abc 2022)'\n")).unwrap();
-        fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).unwrap();
+        #[cfg(unix)]
+        fs::set_permissions(&cargo, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         // Nothing else is there: it ends before it would install anything.
         let path = std::env::join_paths([dir.path(), Path::new("/none")]).unwrap();
         let mut command = std::process::Command::new("/bin/sh");

@@ -3,6 +3,8 @@
 //!
 //! A binary of its own: its devices are in ggml's list for the whole process, where other tests would choose them.
 
+#![cfg(unix)]
+
 mod ahead;
 mod early;
 #[path = "../fixture/mod.rs"]

@@ -2,7 +2,6 @@
 //! hostile bytes.
 
 use std::ffi::CString;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -36,7 +35,7 @@ fn session_options() -> SessionOptions {
 fn stock(files: &Files, bytes: &[u8]) -> Vec<f32> {
     quiet_llama_cpp();
     let own = session_options();
-    let name = |path: &Path| CString::new(path.as_os_str().as_bytes()).unwrap();
+    let name = |path: &Path| CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
     let (model_name, projector_name) = (name(&files.model), name(&files.projector.path));
     // SAFETY: every object is made here, checked for null, used while it lives and freed once.
     unsafe {

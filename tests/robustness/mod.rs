@@ -41,6 +41,7 @@ fn little_address_space() {
 }
 
 /// `SIGUSR1` halves the expert cache, `SIGUSR2` restores it.
+#[cfg(unix)]
 #[test]
 fn caches_follow_signals() {
     let dir = tempfile::tempdir().unwrap();

@@ -7,6 +7,9 @@
 # that begin with CMAKE_. Without it, everything is compiled, and the programs behave the same.
 
 include(CheckCXXCompilerFlag)
+include(CheckCXXSourceCompiles)
+
+set(hobbit_directory "${CMAKE_CURRENT_LIST_DIR}")
 
 function(hobbit_leave_out target)
     get_target_property(sources ${target} SOURCES)
@@ -56,6 +59,20 @@ function(hobbit_adjust)
         hobbit_unite(mtmd "models/*.cpp")
         hobbit_optimise_for_size(mtmd mtmd-audio.cpp mtmd-helper.cpp mtmd-image.cpp)
     endif()
+    if (WIN32)
+        # shim/windows.cpp has these.
+        get_target_property(directory llama SOURCE_DIR)
+        set_source_files_properties("${directory}/llama-mmap.cpp" TARGET_DIRECTORY llama PROPERTIES
+            COMPILE_DEFINITIONS "ReadFile=hobbit_read_file;SetFilePointerEx=hobbit_set_file_pointer")
+    endif()
+    if (MINGW)
+        # ggml's archives have no prefix on Windows, and llama-cpp-sys-2 links those that have one.
+        foreach (library ggml ggml-base ggml-cpu)
+            if (TARGET ${library} AND NOT BUILD_SHARED_LIBS)
+                set_target_properties(${library} PROPERTIES PREFIX lib)
+            endif()
+        endforeach()
+    endif()
     if (TARGET ggml-cpu-armv9.2_1)
         # GCC before 14 knows no SME. What it makes for processors with SME does not use it.
         check_cxx_compiler_flag(-march=armv9.2-a+sme HOBBIT_SME)
@@ -80,6 +97,16 @@ endfunction()
 # The linker leaves out functions that nothing calls.
 if (NOT MSVC)
     add_compile_options(-ffunction-sections -fdata-sections)
+endif()
+
+if (MINGW)
+    set(CMAKE_REQUIRED_DEFINITIONS -D_WIN32_WINNT=0x0A00)
+    check_cxx_source_compiles("#include <windows.h>
+        int main() { THREAD_POWER_THROTTLING_STATE state; return sizeof state == 0; }" HOBBIT_THREAD_THROTTLING)
+    unset(CMAKE_REQUIRED_DEFINITIONS)
+    if (NOT HOBBIT_THREAD_THROTTLING)
+        add_compile_options(-include "${hobbit_directory}/windows/mingw.h")
+    endif()
 endif()
 
 # At the end, when all targets are known.

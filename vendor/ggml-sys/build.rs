@@ -24,6 +24,29 @@ fn main() {
     if let Some(backends) = env::var_os("DEP_LLAMA_BACKENDS_DIR") {
         gather_libraries(Path::new(&backends)).expect("libraries can be placed beside the programs");
     }
+    link_windows();
+}
+
+/// Links what llama.cpp needs of Windows and of the compiler. llama-cpp-sys-2 asks for the compiler's libraries as DLLs,
+/// too, so programs need them beside them.
+fn link_windows() {
+    let is = |variable: &str, value: &str| env::var(variable).is_ok_and(|found| found == value);
+    if !(is("CARGO_CFG_TARGET_OS", "windows") && is("CARGO_CFG_TARGET_ENV", "gnu")) {
+        return;
+    }
+    let compiler = cc::Build::new().cpp(true).get_compiler();
+    for library in ["stdc++", "gomp", "winpthread"] {
+        let asked = compiler.to_command().arg(format!("--print-file-name=lib{library}.a")).output();
+        let asked = asked.expect("the C++ compiler runs");
+        let path = PathBuf::from(String::from_utf8_lossy(&asked.stdout).trim());
+        let directory =
+            path.parent().filter(|_| path.is_file()).expect("the C++ compiler has its library as an archive");
+        println!("cargo:rustc-link-search=native={}", directory.display());
+        println!("cargo:rustc-link-lib=static:-bundle={library}");
+    }
+    for library in ["ws2_32", "crypt32", "bcrypt", "shell32", "mingwex", "mingw32", "msvcrt"] {
+        println!("cargo:rustc-link-lib={library}");
+    }
 }
 
 /// What `llama-cpp-sys-2` built, and where.
@@ -127,9 +150,22 @@ fn bind_shim(source: &Path) {
     bindings.write_to_file(out.join("shim.rs")).expect("OUT_DIR is writable");
 }
 
+/// C++; for Windows, the standard library is linked by [`link_windows`].
+fn shared_flags() -> cc::Build {
+    let mut build = cc::Build::new();
+    build.cpp(true);
+    if env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "windows") {
+        build.cpp_link_stdlib(None);
+    }
+    build
+}
+
 fn compile_shim(source: &Path) {
-    cc::Build::new()
-        .cpp(true)
+    let mut build = shared_flags();
+    if env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "windows") {
+        build.file("shim/windows.cpp");
+    }
+    build
         .std("c++17")
         .file("shim/shim.cpp")
         .file("shim/chat.cpp")
@@ -151,8 +187,7 @@ fn compile_shim(source: &Path) {
 /// ggml's RPC backend as its CMake lists would compile it into a static library, without RDMA.
 fn compile_rpc(source: &Path) {
     let rpc = source.join("ggml/src/ggml-rpc");
-    cc::Build::new()
-        .cpp(true)
+    shared_flags()
         .std("gnu++17")
         .opt_level(3)
         .define("NDEBUG", None)

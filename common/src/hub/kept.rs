@@ -132,7 +132,7 @@ fn add_files(directory: &Path, prefix: &str, depth: usize, names: &mut Vec<Strin
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
 

@@ -71,7 +71,7 @@ impl Places {
         read: impl Fn(&Path) -> Option<String>,
     ) -> Result<Self, String> {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
-        let home = variable("HOME").map(PathBuf::from);
+        let home = variable("HOME").or_else(|| variable("USERPROFILE").filter(|_| cfg!(windows))).map(PathBuf::from);
         let path = |name: &str| {
             let path = PathBuf::from(variable(name)?);
             match (path.strip_prefix("~"), &home) {

@@ -216,10 +216,12 @@ fn point(pointer: &Path, blob: &Path) -> Result<(), HubError> {
     make_directory_of(pointer)?;
     let _ = fs::remove_file(pointer);
     let target = relative(blob, pointer.parent().unwrap_or(Path::new("")));
-    // A file system without links gets the file itself, as with the Hub's own client.
-    std::os::unix::fs::symlink(target, pointer)
-        .or_else(|_| fs::rename(blob, pointer))
-        .map_err(failed(pointer, "make this link"))
+    #[cfg(unix)]
+    let linked = std::os::unix::fs::symlink(target, pointer);
+    #[cfg(windows)]
+    let linked = std::os::windows::fs::symlink_file(target, pointer);
+    // A file system without links gets the file itself, as with the Hub's own client. Windows asks for a privilege.
+    linked.or_else(|_| fs::rename(blob, pointer)).map_err(failed(pointer, "make this link"))
 }
 
 /// `path` as seen from `directory`.

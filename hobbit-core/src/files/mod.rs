@@ -9,18 +9,19 @@
 //! Links under names that we make up are not followed.
 
 pub mod outputs;
+mod positional;
 pub mod replace;
 pub(crate) mod sole;
 
 pub(crate) use outputs::{BASE_MAGIC, PATH_TABLE_MAGIC, TRACE_MAGIC};
 pub use outputs::{Input, Kind, Output, OutputError, SEQUENCE_MAGIC};
 pub use outputs::{check, create, destination, overwrite, overwrite_in_parts};
+pub use positional::FileExt;
 pub use replace::{new_beside, replace};
 pub(crate) use replace::{replace_in_parts, try_replacing};
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// `path` with `suffix` after its whole name.
@@ -44,19 +45,44 @@ pub struct FileState {
     modified_ns: i128,
     /// Time of the last change of content, name or permissions, in nanoseconds since 1970.
     changed_ns: i128,
-    /// Device and inode.
+    /// Device and inode; on Windows volume and number of the file.
     identity: (u64, u64),
 }
 
 impl FileState {
     /// State of an open file.
+    #[cfg(unix)]
     pub fn of(file: &File) -> io::Result<Self> {
         Ok(Self::from(&file.metadata()?))
     }
 
+    /// State of an open file.
+    #[cfg(windows)]
+    pub fn of(file: &File) -> io::Result<Self> {
+        let facts = crate::windows::file_facts(file)?;
+        let crate::windows::FileFacts { len, modified_ns, changed_ns, identity, .. } = facts;
+        Ok(Self { len, modified_ns, changed_ns, identity })
+    }
+
     /// State of the file at this path, behind links.
     pub fn at(path: &Path) -> io::Result<Self> {
-        Ok(Self::from(&std::fs::metadata(path)?))
+        #[cfg(unix)]
+        return Ok(Self::from(&std::fs::metadata(path)?));
+        #[cfg(windows)]
+        Self::of(&crate::windows::open_for_facts(path, true)?)
+    }
+
+    /// State of what is at this path, which may be a link.
+    pub(crate) fn of_link(path: &Path) -> io::Result<Self> {
+        #[cfg(unix)]
+        return Ok(Self::from(&std::fs::symlink_metadata(path)?));
+        #[cfg(windows)]
+        Self::of(&crate::windows::open_for_facts(path, false)?)
+    }
+
+    /// What tells the file from others: two names of one file have the same.
+    pub(crate) fn identity(&self) -> (u64, u64) {
+        self.identity
     }
 
     /// Whether both states are of one file, at different times or under different names.
@@ -71,8 +97,10 @@ impl FileState {
     }
 }
 
-impl From<&Metadata> for FileState {
-    fn from(metadata: &Metadata) -> Self {
+#[cfg(unix)]
+impl From<&std::fs::Metadata> for FileState {
+    fn from(metadata: &std::fs::Metadata) -> Self {
+        use std::os::unix::fs::MetadataExt;
         let time = |seconds: i64, ns: i64| i128::from(seconds) * 1_000_000_000 + i128::from(ns);
         Self {
             len: metadata.len(),
@@ -122,7 +150,9 @@ mod tests {
         // Zeros without space on the disk.
         File::create(&path).unwrap().set_len(1 << 40).unwrap();
         assert_eq!(read(&path, 1 << 20).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
-        let error = read_text(Path::new("/dev/zero"), JSON_BYTES_MAX).unwrap_err();
-        assert!(error.to_string().contains("longer than 64 MiB"), "{error}");
+        if cfg!(unix) {
+            let error = read_text(Path::new("/dev/zero"), JSON_BYTES_MAX).unwrap_err();
+            assert!(error.to_string().contains("longer than 64 MiB"), "{error}");
+        }
     }
 }

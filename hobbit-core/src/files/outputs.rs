@@ -19,7 +19,6 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Bytes read to decide a file's kind.
@@ -277,26 +276,54 @@ fn is_file(path: &Path) -> bool {
 
 /// The name of what is at `path`, behind links, if that is no regular file.
 fn other_than_file(path: &Path) -> Option<&'static str> {
+    if is_device(path) {
+        return Some("device");
+    }
     let found = fs::metadata(path).ok()?.file_type();
     Some(match () {
         () if found.is_file() && !is_descriptor(path) => return None,
         () if found.is_dir() => "directory",
-        () if found.is_fifo() => "pipe",
-        () if found.is_socket() => "socket",
+        #[cfg(unix)]
+        () if std::os::unix::fs::FileTypeExt::is_fifo(&found) => "pipe",
+        #[cfg(unix)]
+        () if std::os::unix::fs::FileTypeExt::is_socket(&found) => "socket",
         () if found.is_file() => "descriptor",
         () => "device",
     })
 }
 
-/// Whether a path names a descriptor, that is, a file that the user has opened.
+/// Whether a name stands for a device in every directory of Windows: `NUL`, `con.txt`, `COM1`; or it is in the
+/// namespace of devices.
+#[cfg(windows)]
+pub(super) fn is_device(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_uppercase();
+    let stem = name.split(['.', ':']).next().unwrap_or_default().trim_end();
+    let is_numbered =
+        |kind: &str| stem.strip_prefix(kind).is_some_and(|n| n.len() == 1 && n.as_bytes()[0].is_ascii_digit());
+    ["NUL", "CON", "CONIN$", "CONOUT$", "PRN", "AUX"].contains(&stem)
+        || is_numbered("COM")
+        || is_numbered("LPT")
+        || path.as_os_str().to_string_lossy().starts_with(r"\\.\")
+}
+
+/// Whether a name stands for a device: elsewhere the file system says so.
+#[cfg(not(windows))]
+pub(super) fn is_device(_: &Path) -> bool {
+    false
+}
+
+/// Whether a path names a descriptor, that is, a file that the user has opened, or a device of Windows.
 fn is_descriptor(path: &Path) -> bool {
-    ["/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd", "/proc/self/fd"].iter().any(|name| path.starts_with(name))
+    is_device(path)
+        || ["/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd", "/proc/self/fd"]
+            .iter()
+            .any(|name| path.starts_with(name))
 }
 
 /// The file that a path names.
 #[derive(PartialEq)]
 enum Identity {
-    /// An existing file: device and inode.
+    /// An existing file ([`super::FileState::identity`]).
     File(u64, u64),
     /// A file that does not exist yet: its directory and its name there.
     Nowhere(PathBuf),
@@ -306,8 +333,9 @@ impl Identity {
     /// `None` for anything but a file.
     fn of(path: &Path) -> Option<Self> {
         match fs::metadata(path) {
+            _ if is_device(path) => None,
             Ok(_) if !is_file(path) => None,
-            Ok(found) => Some(Self::File(found.dev(), found.ino())),
+            Ok(_) => super::FileState::at(path).ok().map(|state| Self::File(state.identity().0, state.identity().1)),
             Err(_) => {
                 let directory = super::directory_of(path);
                 let directory = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());

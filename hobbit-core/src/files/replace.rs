@@ -17,14 +17,33 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// As [`replace`], with bytes that are in several places.
 pub(crate) fn replace_in_parts(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
-    if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+    if is_written_to(path) {
         let mut file = OpenOptions::new().write(true).open(path)?;
         return parts.iter().try_for_each(|part| file.write_all(part));
     }
     let mut file = new_beside(path)?;
     parts.iter().try_for_each(|part| file.write_all(part))?;
     file.as_file().sync_all()?;
+    persist(file, path)
+}
+
+/// Whether bytes are written to what is at `path`, which stays: a pipe or a device.
+fn is_written_to(path: &Path) -> bool {
+    super::outputs::is_device(path) || fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
+}
+
+/// Gives a file its name.
+#[cfg(unix)]
+fn persist(file: NamedTempFile, path: &Path) -> io::Result<()> {
     file.persist(path).map(drop).map_err(|error| error.error)
+}
+
+/// Gives a file its name. `rename` replaces a file that is open, `persist` does not.
+#[cfg(windows)]
+fn persist(file: NamedTempFile, path: &Path) -> io::Result<()> {
+    let temporary = file.into_temp_path();
+    fs::rename(&temporary, path)?;
+    temporary.keep().map(drop).or(Ok(()))
 }
 
 /// Checks that a file can be put in `path`'s place. Changes nothing.
@@ -33,6 +52,7 @@ pub(crate) fn try_replacing(path: &Path) -> io::Result<()> {
         Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         // A pipe may be opened only once.
         Ok(found) if !found.is_file() => Ok(()),
+        _ if super::outputs::is_device(path) => Ok(()),
         _ => new_beside(path).and_then(NamedTempFile::close),
     }
 }
@@ -43,6 +63,7 @@ pub fn new_beside(path: &Path) -> io::Result<NamedTempFile> {
     name.push(".");
     let mut builder = tempfile::Builder::new();
     builder.prefix(&name).suffix(".tmp");
+    #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)); // less the umask, as any file
     builder.tempfile_in(super::directory_of(path))
 }
@@ -67,10 +88,11 @@ mod tests {
         for wrong in [&dir.path().join("absent/a.json"), dir.path()] {
             assert!(replace(wrong, b"").is_err() && try_replacing(wrong).is_err());
         }
-        try_replacing(Path::new("/dev/null")).unwrap();
+        try_replacing(Path::new(if cfg!(windows) { "NUL" } else { "/dev/null" })).unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
     }
 
+    #[cfg(unix)]
     #[test]
     fn a_device_is_written_to_through_a_link() {
         let dir = tempfile::tempdir().unwrap();
@@ -80,6 +102,25 @@ mod tests {
         assert_eq!(fs::read_link(&link).unwrap(), Path::new("/dev/null"));
     }
 
+    /// Readers go on with the file that they have opened.
+    #[test]
+    fn an_open_file_is_replaced() {
+        use std::io::Read;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        replace(&path, b"one").unwrap();
+        let mut reader = fs::File::open(&path).unwrap();
+        match replace(&path, b"two") {
+            // Wine refuses what Windows does since version 1607.
+            Err(error) if cfg!(windows) && error.kind() == io::ErrorKind::PermissionDenied => return,
+            replaced => replaced.unwrap(),
+        }
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!((text.as_str(), fs::read(&path).unwrap().as_slice()), ("one", b"two".as_slice()));
+    }
+
+    #[cfg(unix)]
     #[test]
     fn a_new_file_has_the_usual_permissions() {
         use std::os::unix::fs::PermissionsExt;
@@ -91,6 +132,7 @@ mod tests {
         assert_eq!(found, expected);
     }
 
+    #[cfg(unix)]
     #[test]
     fn a_link_is_replaced_and_not_followed() {
         let dir = tempfile::tempdir().unwrap();

@@ -3,7 +3,6 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::FileState;
@@ -49,8 +48,8 @@ pub fn open(path: &Path) -> Result<File, SoleError> {
 }
 
 fn is_still_at(path: &Path, file: &File) -> io::Result<bool> {
-    match fs::symlink_metadata(path) {
-        Ok(there) => Ok(FileState::of(file)?.is_same_file(&FileState::from(&there))),
+    match FileState::of_link(path) {
+        Ok(there) => Ok(FileState::of(file)?.is_same_file(&there)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
@@ -63,20 +62,43 @@ fn open_unlinked(path: &Path) -> Result<File, SoleError> {
     }
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
-    // A link may have appeared just now.
-    options.custom_flags(libc::O_NOFOLLOW);
-    let file = match options.open(path) {
-        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(SoleError::NotOurs("a link")),
-        other => other?,
-    };
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
+    let file = open_itself(&mut options, path)?;
+    let metadata = file.metadata();
+    if super::outputs::is_device(path) || !metadata?.is_file() {
         return Err(SoleError::NotOurs("no regular file"));
     }
-    if metadata.nlink() > 1 {
+    if links(&file)? > 1 {
         return Err(SoleError::NotOurs("a file that has another name too"));
     }
     Ok(file)
+}
+
+/// Opens a file, but no link: one may have appeared just now.
+#[cfg(unix)]
+fn open_itself(options: &mut OpenOptions, path: &Path) -> Result<File, SoleError> {
+    std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NOFOLLOW);
+    match options.open(path) {
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => Err(SoleError::NotOurs("a link")),
+        other => Ok(other?),
+    }
+}
+
+/// Opens a file, but no link: one may have appeared just now.
+#[cfg(windows)]
+fn open_itself(options: &mut OpenOptions, path: &Path) -> Result<File, SoleError> {
+    use windows_sys::Win32::Storage::FileSystem::FILE_FLAG_OPEN_REPARSE_POINT;
+    std::os::windows::fs::OpenOptionsExt::custom_flags(options, FILE_FLAG_OPEN_REPARSE_POINT);
+    let file = options.open(path)?;
+    let is_link = file.metadata().is_ok_and(|found| found.file_type().is_symlink());
+    if is_link { Err(SoleError::NotOurs("a link")) } else { Ok(file) }
+}
+
+/// Names of an open file.
+fn links(file: &File) -> io::Result<u64> {
+    #[cfg(unix)]
+    return Ok(std::os::unix::fs::MetadataExt::nlink(&file.metadata()?));
+    #[cfg(windows)]
+    Ok(crate::windows::file_facts(file)?.links.into())
 }
 
 #[cfg(test)]
@@ -90,13 +112,17 @@ mod tests {
         let victim = dir.path().join("victim");
         fs::write(&victim, "precious").unwrap();
         let at = |name: &str| dir.path().join(name);
-        std::os::unix::fs::symlink(&victim, at("symbolic")).unwrap();
-        std::os::unix::fs::symlink(at("nothing"), at("dangling")).unwrap();
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink(&victim, at("symbolic")).unwrap();
+            std::os::unix::fs::symlink(at("nothing"), at("dangling")).unwrap();
+        }
         fs::hard_link(&victim, at("hard")).unwrap();
-        for name in ["symbolic", "dangling", "hard"] {
+        for name in if cfg!(unix) { &["symbolic", "dangling", "hard"][..] } else { &["hard"] } {
             assert!(matches!(open(&at(name)), Err(SoleError::NotOurs(_))), "{name}");
         }
-        assert!(matches!(open(Path::new("/dev/null")), Err(SoleError::NotOurs("no regular file"))));
+        let null = Path::new(if cfg!(windows) { "NUL" } else { "/dev/null" });
+        assert!(matches!(open(null), Err(SoleError::NotOurs("no regular file"))));
         assert_eq!(fs::read(&victim).unwrap(), b"precious");
         assert!(!at("nothing").exists());
     }

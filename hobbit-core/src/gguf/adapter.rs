@@ -4,11 +4,11 @@
 //! `[n_in, rank]`, and `W.lora_b`, `[rank, n_out]`; W x becomes W x + scale · alpha / rank · B A x (llama.cpp,
 //! `build_lora_mm`). A control vector has tensors `direction.<layer>`, `[n_embd]` of f32, added to a layer's output.
 
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::experts::parse_name;
 use super::{GgmlType, Gguf, GgufError, TensorInfo};
+use crate::files::FileExt;
 
 /// Why a file cannot be used beside a model.
 #[derive(Debug, thiserror::Error)]

@@ -2,12 +2,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 
 use sha2::Digest;
 
 use super::format::Sha256;
 use crate::expert::Extent;
+use crate::files::FileExt;
 use crate::gguf::{Piece, Segment, VirtualGguf};
 use crate::planes;
 

@@ -4,13 +4,13 @@
 //! every start. Different models differ in whole tensors, because training moves every weight of the tensors it moves.
 //! So a few blocks of each tensor, always the same ones, tell models apart. Edits of single blocks go unnoticed.
 
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sha2::Digest;
 
 use super::format::Sha256;
 use crate::expert::Extent;
+use crate::files::FileExt;
 use crate::gguf::experts::parse_name;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::store::{Original, StoreError};

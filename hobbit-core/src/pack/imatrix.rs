@@ -7,9 +7,9 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use crate::files::FileExt;
 use crate::gguf::{GgmlType, Gguf, GgufError, TensorInfo};
 
 const SUMS: &str = ".in_sum2";

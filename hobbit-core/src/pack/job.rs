@@ -2,7 +2,6 @@
 //! megabytes, whatever the size of an expert.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use xxhash_rust::xxh3::Xxh3;
@@ -14,6 +13,7 @@ use super::format::Row;
 use super::partial::Partial;
 use super::plan::{Job, Plan, importance_of};
 use crate::expert::{Extent, Precision, Version};
+use crate::files::FileExt;
 use crate::gguf::{ExpertClass, ExpertTensor, GgmlType, LayerExperts, Recode, RecodeError};
 use crate::planes;
 use crate::store::BLOCK_BYTES;

@@ -2,9 +2,9 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use crate::files::FileExt;
 use crate::files::sole::{self, SoleError};
 use crate::files::{self, Input, Kind, Output, OutputError};
 
@@ -102,8 +102,11 @@ impl Partial {
             Ok(written)
         });
         let written = self.unless_failed(renamed)?;
-        let flushed = File::open(files::directory_of(&self.out)).and_then(|directory| directory.sync_all());
-        flushed.map_err(self.failed("flush the directory of"))?;
+        // Windows writes names with the files.
+        #[cfg(unix)]
+        File::open(files::directory_of(&self.out))
+            .and_then(|directory| directory.sync_all())
+            .map_err(self.failed("flush the directory of"))?;
         Ok(written)
     }
 

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::SliceTypes;
@@ -11,6 +10,7 @@ use super::bit_planes::{self, Planes};
 use super::error::PackError;
 use super::format::{self, PackKind, ROW_BYTES, Row, Sha256, VERSIONS_MAX, key};
 use crate::expert::{Extent, Precision, Version};
+use crate::files::FileExt;
 use crate::files::FileState;
 use crate::gguf::experts::parse_name;
 use crate::gguf::{

@@ -1,15 +1,18 @@
 //! How much memory this process may take: control groups (v1 and v2, nested) and the machine.
 
+#![cfg_attr(windows, allow(dead_code))] // control groups are Linux's
+
 use serde::Serialize;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Current memory limits of the system. Without `/proc` nothing is known.
+/// Current memory limits of the system. Without `/proc`, or Windows, nothing is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryLimits {
-    /// `MemAvailable` of `/proc/meminfo` in bytes: memory that the machine can provide without swapping.
+    /// `MemAvailable` of `/proc/meminfo` in bytes: memory that the machine can provide without swapping. On Windows
+    /// free pages.
     pub mem_available: Option<u64>,
-    /// The enclosing control group that leaves least; `None` without a limit.
+    /// The enclosing control group, or job object of Windows, that leaves least; `None` without a limit.
     pub cgroup: Option<CgroupMemory>,
     /// Anonymous memory that this process holds already, in bytes. The other numbers count it as used.
     pub own: u64,
@@ -41,6 +44,7 @@ impl fmt::Display for BudgetSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Given => "as given",
+            Self::Cgroup if cfg!(windows) => "auto: limit of the job object",
             Self::Cgroup => "auto: limit of the control group",
             Self::MemAvailable => "auto: available memory",
         })
@@ -49,8 +53,21 @@ impl fmt::Display for BudgetSource {
 
 impl MemoryLimits {
     /// Reads the limits. Unreadable values count as unknown.
+    #[cfg(not(windows))]
     pub fn read() -> Self {
         Self::from_files(&|path| std::fs::read_to_string(path).ok())
+    }
+
+    /// Reads the limits: of the machine, and of a job object on the memory that this process commits.
+    #[cfg(windows)]
+    pub fn read() -> Self {
+        let own = crate::windows::own_memory().map_or(0, |own| own.private);
+        let job = |limit| CgroupMemory { path: "job object".into(), limit, used: own };
+        Self {
+            mem_available: crate::windows::available_memory(),
+            cgroup: crate::windows::job_memory_limit().map(job),
+            own,
+        }
     }
 
     /// Bytes this process may take in total, what it holds included: the tighter of the control group and the machine.

@@ -39,6 +39,7 @@ mod width;
 pub use choices::{CONTEXT_TOKENS_MIN, Needs, RepackInput, Room, RunMode, context_tokens};
 pub use device::{DevicePlan, DevicePlanInput, device_headroom, divide_wanted};
 pub use layers::layer_devices;
+#[cfg(not(windows))]
 pub(crate) use limits::kib_field;
 pub use limits::{BudgetSource, CgroupMemory, MemoryLimits};
 pub use pools::{PoolPlan, PoolSpec, StagingWish};

@@ -1,7 +1,6 @@
 //! Norms of the experts' weights: ‖E‖ of SwapMoE 3.2, equation 2, and the file beside a model that keeps them.
 
 use std::ops::ControlFlow;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
@@ -12,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::ProfileError;
 use super::format::{LayerNorms, ModelId, check_norms, read_versioned};
 use crate::expert::{ExpertId, Extent};
+use crate::files::FileExt;
 use crate::files::{self, JSON_BYTES_MAX};
 use crate::gguf::catalog::{LayerCatalog, SliceShape, SliceSource, Stored};
 use crate::gguf::{Catalog, GgmlType, Recode};

@@ -71,26 +71,7 @@ impl Arena {
 
     fn untouched(bytes: usize) -> io::Result<Self> {
         let bytes = bytes.max(1).next_multiple_of(super::BLOCK_BYTES as usize);
-        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANON,
-                -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let arena = Self {
-            base: NonNull::new(base.cast()).expect("the kernel never maps address 0 unasked"),
-            bytes,
-            owner: None,
-            faults: Faults::default(),
-        };
+        let arena = Self { base: map(bytes)?, bytes, owner: None, faults: Faults::default() };
         arena.advise_huge(&(0..bytes), true);
         Ok(arena)
     }
@@ -122,7 +103,7 @@ impl Arena {
         self.faults.keep_off(&pages);
         self.advise_huge(&pages, false);
         // SAFETY: whole pages of our own private anonymous mapping, unused during the call.
-        unsafe { libc::madvise(self.base.as_ptr().add(pages.start).cast(), pages.len(), libc::MADV_DONTNEED) == 0 }
+        unsafe { empty(self.base.as_ptr().add(pages.start), pages.len()) }
     }
 
     /// Discarded memory in the range is about to be used again.
@@ -152,7 +133,7 @@ impl Arena {
 
     /// Whether [`Arena::discard`] can work.
     pub fn is_discardable(&self) -> bool {
-        cfg!(target_os = "linux") && self.owner.is_none()
+        cfg!(any(target_os = "linux", windows)) && self.owner.is_none()
     }
 
     /// Start of the memory.
@@ -177,7 +158,57 @@ impl Drop for Arena {
             return;
         }
         // SAFETY: mapped in `new` with this length and unmapped only here.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
+        unsafe { unmap(self.base, self.bytes) };
+    }
+}
+
+/// New memory that reads as zeros.
+#[cfg(unix)]
+fn map(bytes: usize) -> io::Result<NonNull<u8>> {
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANON);
+    // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, kind, -1, 0) };
+    if base == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(NonNull::new(base.cast()).expect("the kernel never maps address 0 unasked"))
+}
+
+#[cfg(windows)]
+fn map(bytes: usize) -> io::Result<NonNull<u8>> {
+    crate::windows::reserve(bytes, true)
+}
+
+/// Frees what [`map`] returned.
+///
+/// # Safety
+/// Nothing uses the memory any more.
+unsafe fn unmap(base: NonNull<u8>, bytes: usize) {
+    #[cfg(unix)]
+    // SAFETY: by the caller.
+    unsafe {
+        libc::munmap(base.as_ptr().cast(), bytes);
+    }
+    #[cfg(windows)]
+    // SAFETY: by the caller.
+    unsafe {
+        let _ = bytes; // known to the system
+        crate::windows::release(base);
+    }
+}
+
+/// Gives pages back, which read as zeros then. Returns whether it succeeded.
+///
+/// # Safety
+/// Whole pages of what [`map`] returned, unused during the call.
+unsafe fn empty(start: *mut u8, bytes: usize) -> bool {
+    #[cfg(unix)]
+    // SAFETY: by the caller.
+    return unsafe { libc::madvise(start.cast(), bytes, libc::MADV_DONTNEED) == 0 };
+    #[cfg(windows)]
+    // SAFETY: by the caller.
+    unsafe {
+        crate::windows::empty(start, bytes)
     }
 }
 

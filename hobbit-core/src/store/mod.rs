@@ -3,7 +3,7 @@
 //! A [`Store`] takes [`ReadRequest`]s and answers each of them exactly once with a [`ReadDone`]. It decides nothing:
 //! [`crate::load`] orders the requests, [`mode::choose`] picks the engine.
 //!
-//! * [`direct`]: `io_uring` and `O_DIRECT`, past the page cache, Linux only;
+//! * [`direct`]: past the page cache: `io_uring` and `O_DIRECT`, on Windows unbuffered files and threads;
 //! * buffered: `pread` through the page cache;
 //! * [`faulty`]: any of them, with faults;
 //! * [`copies`]: several of them, on disks with the same files.
@@ -12,7 +12,10 @@ pub mod arena;
 pub mod copies;
 #[cfg(target_os = "linux")]
 pub mod direct;
-#[cfg(not(target_os = "linux"))]
+#[cfg(windows)]
+#[path = "direct_windows.rs"]
+pub mod direct;
+#[cfg(not(any(target_os = "linux", windows)))]
 #[path = "no_direct.rs"]
 pub mod direct;
 mod dispatch;
@@ -26,12 +29,11 @@ pub mod probe;
 pub mod threads;
 mod workers;
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(all(test, any(target_os = "linux", windows)))]
 mod tests;
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -46,6 +48,7 @@ pub use original::Original;
 pub(crate) use workers::MemoryStore;
 
 use crate::expert::Extent;
+use crate::files::FileExt;
 use direct::{DirectOptions, DirectStore, ENGINE};
 use original::{BUFFERED, OpenFile};
 use probe::open_direct;
@@ -279,6 +282,7 @@ fn start(kind: StoreKind, files: Vec<OpenFile>) -> Result<Arc<dyn Store>, StoreE
         StoreKind::Buffered => {
             // Slices are read whole and in no order: read-ahead would only fetch other experts.
             files.iter().for_each(|open| advise_random(&open.file));
+            let files: Vec<_> = files.into_iter().map(OpenFile::for_threads).collect();
             Arc::new(Workers::start(files, THREADS, CHUNK_BYTES)?)
         }
         StoreKind::Direct => Arc::new(DirectStore::start(files, DirectOptions::default())?),

@@ -1,4 +1,4 @@
-//! Systems without `io_uring`: the direct engine does not start.
+//! Systems without reads past the page cache: the direct engine does not start.
 
 use std::io;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ pub struct DirectOptions;
 pub enum DirectStore {}
 
 pub(super) fn probe_ring() -> io::Result<()> {
-    Err(io::Error::from_raw_os_error(libc::ENOSYS))
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 impl DirectStore {
-    pub fn start(_: Vec<OpenFile>, _: DirectOptions) -> Result<Self, StoreError> {
-        Err(StoreError::Unavailable { engine: ENGINE, reason: "it needs Linux (io_uring and O_DIRECT)".into() })
+    pub(super) fn start(_: Vec<OpenFile>, _: DirectOptions) -> Result<Self, StoreError> {
+        Err(StoreError::Unavailable { engine: ENGINE, reason: "it needs Linux or Windows".into() })
     }
 }
 

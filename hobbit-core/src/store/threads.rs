@@ -34,7 +34,9 @@ impl Running {
         #[cfg(target_os = "linux")]
         // SAFETY: no arguments, no memory.
         let number = unsafe { libc::gettid() }.unsigned_abs();
-        #[cfg(not(target_os = "linux"))]
+        #[cfg(windows)]
+        let number = crate::windows::thread_id();
+        #[cfg(not(any(target_os = "linux", windows)))]
         let number = 0;
         lock().insert(number);
         Self(number)
@@ -51,11 +53,10 @@ fn lock() -> MutexGuard<'static, BTreeSet<u32>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
 
-    #[cfg(target_os = "linux")]
     #[test]
     fn a_thread_is_known_while_it_runs() {
         let (tell, told) = std::sync::mpsc::channel();

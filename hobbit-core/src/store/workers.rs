@@ -21,6 +21,8 @@ pub(super) const CHUNK_BYTES: u64 = 1 << 20;
 /// Files that can be read at an offset.
 pub trait Source: Send + Sync + 'static {
     const NAME: &'static str;
+    /// Reads of whole blocks, into memory that is aligned to them, need no copy.
+    const BLOCK_BYTES: u64 = 1;
     fn files(&self) -> usize;
     /// Name of a file in messages.
     fn path(&self, file: usize) -> &Path;
@@ -81,10 +83,13 @@ impl<S: Source> Workers<S> {
     /// The work of a checked request, at least one item.
     fn work(&self, request: &ReadRequest) -> Vec<Work> {
         let len = request.extent.len;
-        let starts = |chunk: u64| chunk * self.chunk_bytes;
+        // All chunks but the first start at blocks of the file.
+        let skew = request.extent.offset % S::BLOCK_BYTES;
+        let starts = |chunk: u64| (chunk * self.chunk_bytes).saturating_sub(skew).min(len);
         let mut work: Vec<Work> = match request.form.units(&request.extent) {
-            None => (0..len.div_ceil(self.chunk_bytes))
-                .map(|chunk| Work::Chunk { start: starts(chunk), len: (len - starts(chunk)).min(self.chunk_bytes) })
+            None if len == 0 => Vec::new(),
+            None => (0..(len + skew).div_ceil(self.chunk_bytes))
+                .map(|chunk| Work::Chunk { start: starts(chunk), len: starts(chunk + 1) - starts(chunk) })
                 .collect(),
             Some(units) => units.into_iter().map(Work::Unit).collect(),
         };
@@ -173,13 +178,27 @@ fn work<S: Source>(source: &S, queue: &Receiver<Job>) {
 }
 
 fn read_chunk<S: Source>(source: &S, request: &ReadRequest, start: u64, len: u64) -> Result<(), StoreError> {
+    let (at, offset) = (request.lead + start as usize, request.extent.offset + start);
+    let (head, tail) = margins::<S>(request, start, len);
     // SAFETY: `ReadRequest::check` held `lead + extent.len <= capacity`, and `start + len <= extent.len`. By the
     // contract of `SlotPtr::new` the `capacity` bytes are initialised and ours until the answer, and the chunks of one
-    // slice do not overlap.
-    let dst = unsafe {
-        std::slice::from_raw_parts_mut(request.dst.as_ptr().add(request.lead + start as usize), len as usize)
-    };
-    read_to(source, &request.extent, request.extent.offset + start, dst)
+    // slice do not overlap. The margins are inside the capacity, before the first chunk and after the last one.
+    let dst =
+        unsafe { std::slice::from_raw_parts_mut(request.dst.as_ptr().add(at - head), head + len as usize + tail) };
+    read_to(source, &request.extent, offset - head as u64, head + len as usize, dst)
+}
+
+/// Bytes before and after a chunk that may be read with it, so that whole blocks are read. None where the slot has no
+/// room for them, or its memory is not aligned as the file.
+fn margins<S: Source>(request: &ReadRequest, start: u64, len: u64) -> (usize, usize) {
+    let (at, offset) = (request.lead + start as usize, request.extent.offset + start);
+    let head = (offset % S::BLOCK_BYTES) as usize;
+    let end = offset + len;
+    let tail = (end.next_multiple_of(S::BLOCK_BYTES) - end) as usize;
+    let is_aligned = (request.dst.as_ptr().addr() + at) as u64 % S::BLOCK_BYTES == head as u64;
+    let room = request.capacity - at - len as usize;
+    let is_last = start + len == request.extent.len;
+    if len > 0 && is_aligned && head <= at && (tail == 0 || is_last && tail <= room) { (head, tail) } else { (0, 0) }
 }
 
 /// Reads planes or rows into the buffer and assembles them.
@@ -193,7 +212,8 @@ fn read_unit<S: Source>(
         buffer.resize(unit.buffer_bytes(), 0);
     }
     for piece in &unit.pieces {
-        read_to(source, &request.extent, piece.offset, &mut buffer[piece.at..piece.at + piece.len as usize])?;
+        let len = piece.len as usize;
+        read_to(source, &request.extent, piece.offset, len, &mut buffer[piece.at..piece.at + len])?;
     }
     // SAFETY: the request was checked, the unit is its own, and units of one request make different parts of its
     // memory, which is ours by the contract of `SlotPtr::new`.
@@ -203,11 +223,17 @@ fn read_unit<S: Source>(
     if is_sound { Ok(()) } else { Err(StoreError::Planes { path: path(), offset, len }) }
 }
 
-/// Fills `rest` from a place inside `extent`, which messages name.
-fn read_to<S: Source>(source: &S, extent: &Extent, mut offset: u64, mut rest: &mut [u8]) -> Result<(), StoreError> {
+/// Fills `rest` from a place inside `extent`, which messages name, at least with the `needed` bytes at its start.
+fn read_to<S: Source>(
+    source: &S,
+    extent: &Extent,
+    mut offset: u64,
+    mut needed: usize,
+    mut rest: &mut [u8],
+) -> Result<(), StoreError> {
     let &Extent { file, offset: first, len: whole } = extent;
     let (file, path) = (file as usize, source.path(file as usize));
-    while !rest.is_empty() {
+    while needed > 0 {
         match source.read_at(file, offset, rest) {
             Ok(0) => {
                 let (path, file_len) = (path.to_owned(), source.len(file));
@@ -215,6 +241,7 @@ fn read_to<S: Source>(source: &S, extent: &Extent, mut offset: u64, mut rest: &m
             }
             Ok(got) => {
                 offset += got as u64;
+                needed = needed.saturating_sub(got);
                 rest = &mut rest[got..];
             }
             Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}

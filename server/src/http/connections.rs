@@ -25,7 +25,6 @@ use axum::response::{IntoResponse, Response};
 use axum_server::accept::Accept;
 use futures_util::task::AtomicWaker;
 use http_body::{Frame, SizeHint};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tower::Layer;
@@ -57,6 +56,20 @@ const UNREAD_BYTES: usize = 64 << 10;
 /// soft limit of file descriptors to the hard limit.
 pub fn limit(n_requests: usize, n_each: u64) -> usize {
     let wanted = CONNECTIONS.max(n_requests + SPARE_CONNECTIONS);
+    #[cfg(windows)]
+    {
+        // Windows limits sockets by memory only.
+        let _ = (n_each, OTHER_DESCRIPTORS);
+        wanted
+    }
+    #[cfg(unix)]
+    fewer(wanted, n_each)
+}
+
+/// At most `wanted` connections of `n_each` file descriptors.
+#[cfg(unix)]
+fn fewer(wanted: usize, n_each: u64) -> usize {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return wanted };
     let descriptors = if setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok() { hard } else { soft };
     let left = (descriptors - OTHER_DESCRIPTORS.min(descriptors / 2)) / n_each;

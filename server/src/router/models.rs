@@ -420,12 +420,12 @@ impl Models {
     /// Ends the process of an idle model.
     fn end_if_idle(self: &Arc<Self>, name: &str, running: &Running) {
         let Some(pid) = running.pid.filter(|_| running.n_requests == 0) else { return };
-        signals::send(pid, libc::SIGTERM);
+        signals::send(pid, signals::SIGTERM);
         let (models, name, id) = (Arc::clone(self), name.to_owned(), running.id);
         let patience = self.app.settings.http.shutdown_grace + PATIENCE;
         self.runtime.spawn(async move {
             tokio::time::sleep(patience).await;
-            models.signal(libc::SIGKILL, |of, running| of == name && running.id == id);
+            models.signal(signals::SIGKILL, |of, running| of == name && running.id == id);
         });
     }
 
@@ -471,7 +471,7 @@ impl Models {
     /// Kills the process `id` of a model, which does not answer.
     pub fn kill(&self, name: &str, id: u64, why: String) {
         self.change(name, id, None, |running| running.fault = Some(why));
-        self.signal(libc::SIGKILL, |of, running| of == name && running.id == id);
+        self.signal(signals::SIGKILL, |of, running| of == name && running.id == id);
     }
 
     /// The process may be gone: it gets no signals any more.
@@ -528,7 +528,7 @@ impl Models {
         (state.is_ending, state.events) = (true, None);
         drop(state);
         // Others have the signal; a second one would end them at once.
-        self.signal(libc::SIGTERM, |_, running| !running.is_leaving || running.n_requests > 0);
+        self.signal(signals::SIGTERM, |_, running| !running.is_leaving || running.n_requests > 0);
         self.changed.notify_waiters();
     }
 
@@ -537,7 +537,7 @@ impl Models {
         let end = Instant::now() + self.app.settings.http.shutdown_grace + PATIENCE;
         while !lock(&self.state).running.is_empty() {
             if Instant::now() >= end {
-                self.signal(libc::SIGKILL, |_, _| true);
+                self.signal(signals::SIGKILL, |_, _| true);
             }
             std::thread::sleep(crate::LOOK);
         }

@@ -3,10 +3,8 @@
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
-use std::os::fd::OwnedFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 
 use hobbit_core::plan::Budget;
@@ -57,7 +55,7 @@ pub fn command(
     entry: &Entry,
     key: &str,
     socket: TcpListener,
-) -> Command {
+) -> Prepared {
     let mut command = Command::new(program);
     for arg in args::server::command().get_arguments() {
         if let Some(variable) = arg.get_env().filter(|_| arg.get_long().is_some_and(|long| OWN.contains(&long))) {
@@ -77,23 +75,57 @@ pub fn command(
         .arg(flag("--alias=", Path::new(&entry.name)))
         // Not on the command line, which every user of the machine sees.
         .env("LLAMA_API_KEY", key)
-        .stdin(OwnedFd::from(socket))
         .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        // Ctrl-C in a terminal is for the router, which ends its models in order.
-        .process_group(0);
-    signals::end_with_this(&mut command, libc::SIGTERM);
-    command
+        .stderr(Stdio::piped());
+    // Ctrl-C in a terminal is for the router, which ends its models in order.
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(command.stdin(std::os::fd::OwnedFd::from(socket)), 0);
+    #[cfg(windows)]
+    std::os::windows::process::CommandExt::creation_flags(command.stdin(Stdio::piped()), CREATE_NO_WINDOW);
+    signals::end_with_this(&mut command, signals::SIGTERM);
+    Prepared {
+        command,
+        #[cfg(windows)]
+        socket,
+    }
+}
+
+/// Creation flag of a process without a console.
+#[cfg(windows)]
+const CREATE_NO_WINDOW: u32 = 0x0800_0000;
+
+/// A process that can be started.
+pub struct Prepared {
+    command: Command,
+    /// Given to the process on its standard input.
+    #[cfg(windows)]
+    socket: TcpListener,
+}
+
+impl Prepared {
+    /// Starts the process. On Windows the socket stays open here too, until it is dropped.
+    fn spawn(mut self) -> std::io::Result<(Child, Option<TcpListener>)> {
+        #[cfg(unix)]
+        return Ok((self.command.spawn()?, None));
+        #[cfg(windows)]
+        {
+            let mut child = self.command.spawn()?;
+            let socket = hobbit_core::windows::socket_for(&self.socket, child.id())?;
+            if let Some(input) = &mut child.stdin {
+                std::io::Write::write_all(input, &socket)?;
+            }
+            signals::bind(&mut child);
+            Ok((child, Some(self.socket)))
+        }
+    }
 }
 
 /// Starts the process, passes on its log, and waits for its end. Runs on a thread of its own, because the process gets
 /// a signal when the thread that started it ends.
-pub fn attend(models: &Arc<Models>, name: &str, id: u64, mut command: Command) {
-    let spawned = command.spawn();
-    // It holds the process's socket, on which only the process may listen.
-    drop(command);
-    let mut child = match spawned {
-        Ok(child) => child,
+pub fn attend(models: &Arc<Models>, name: &str, id: u64, prepared: Prepared) {
+    // What holds the process's socket, on which only the process may listen, is dropped.
+    let (mut child, socket) = match prepared.spawn() {
+        Ok(started) => started,
         Err(error) => return models.ended(name, format!("its process cannot be started: {error}"), None),
     };
     models.started(name, id, child.id());
@@ -117,6 +149,7 @@ pub fn attend(models: &Arc<Models>, name: &str, id: u64, mut command: Command) {
             text.clone_into(&mut last);
         }
     }
+    drop(socket);
     // From here on its number may be another process's.
     models.is_gone(name, id);
     let status = child.wait().ok();
@@ -126,7 +159,11 @@ pub fn attend(models: &Arc<Models>, name: &str, id: u64, mut command: Command) {
 
 /// How a process ended, in words.
 fn how(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
+    #[cfg(unix)]
+    let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+    #[cfg(windows)]
+    let signal = None::<i32>;
+    match (status.code(), signal) {
         (Some(code), _) => format!("exit status {code}"),
         (None, signal) => format!("signal {}", signal.unwrap_or_default()),
     }

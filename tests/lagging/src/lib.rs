@@ -25,6 +25,7 @@
 //! out one; the others pass for spare CPU devices, which llama.cpp ignores. A test binary in which tests run side
 //! by side calls [`register`] before anything else that looks at ggml's devices.
 
+#![cfg(unix)] // Windows has other calls for its memory.
 #![cfg(feature = "engine")]
 #![warn(missing_docs)]
 

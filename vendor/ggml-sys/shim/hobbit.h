@@ -295,6 +295,20 @@ bool hobbit_speculative_accept(struct hobbit_speculative * speculative, int32_t 
 // Whether the tokens of one model mean the same to the other (`common_speculative_are_compatible`).
 bool hobbit_vocabularies_agree(const struct llama_model * target, const struct llama_model * draft);
 
+#ifdef _WIN32
+// windows.cpp
+
+// Bytes of a model's file. `out` may be left as it is where nothing uses the bytes. False ends loading.
+typedef bool (*hobbit_stream_read)(void * cookie, uint64_t position, void * out, uint32_t bytes);
+
+// A FILE* for llama_model_load_from_file_ptr: its header is in a file of this name (UTF-16), and `read` has all of its
+// `length` bytes. Null if the file cannot be opened. The functions are for one thread at a time.
+struct hobbit_stream * hobbit_stream_open(const uint16_t * header, uint64_t length, hobbit_stream_read read,
+                                          void * cookie);
+void * hobbit_stream_file(struct hobbit_stream * stream);
+void hobbit_stream_close(struct hobbit_stream * stream);
+#endif
+
 // rpc.cpp (feature `rpc`)
 
 // Clients may connect; a client has connected; it has disconnected.

@@ -26,6 +26,11 @@ pub mod shim {
 #[cfg(feature = "rpc")]
 pub mod rpc;
 
+/// Keeps in every program what llama.cpp's calls of Windows lead to (shim/windows.cpp).
+#[cfg(windows)]
+#[used]
+static STREAMS: unsafe extern "C" fn(*mut shim::hobbit_stream) = shim::hobbit_stream_close;
+
 /// Build number of the llama.cpp that `llama-cpp-sys-2` carries; the published sources do not say.
 pub const LLAMA_BUILD_NUMBER: i32 = 12032;
 

@@ -1,5 +1,7 @@
 use super::*;
 
+const NULL: &str = if cfg!(windows) { "NUL" } else { "/dev/null" };
+
 fn base(magic: &[u8], n: [i32; 3]) -> Vec<u8> {
     [magic, &n.map(i32::to_le_bytes).concat()].concat()
 }
@@ -48,6 +50,7 @@ fn output<'a>(flag: &'a str, path: &'a Path, kind: Kind) -> Output<'a> {
     Output { flag, path, kind }
 }
 
+#[cfg(unix)]
 #[test]
 fn an_input_is_known_under_all_its_names() {
     let dir = tempfile::tempdir().unwrap();
@@ -92,7 +95,7 @@ fn other_files_are_left_alone() {
         output("--trace", &new, Kind::Trace),
         output("--json", Path::new("-"), Kind::Json),
         output("--stats-json", Path::new("-"), Kind::Json),
-        output("--cache-state", Path::new("/dev/null"), Kind::CacheState),
+        output("--cache-state", Path::new(NULL), Kind::CacheState),
     ];
     check(&outputs, &[Input { flag: "-f", path: &notes }]).unwrap();
     assert!(!new.exists(), "nothing is made by looking");
@@ -100,6 +103,7 @@ fn other_files_are_left_alone() {
     assert_eq!(fs::read(&log).unwrap(), b"", "as with File::create");
 }
 
+#[cfg(unix)]
 #[test]
 fn a_file_is_overwritten_whole_if_it_is_of_the_kind() {
     let dir = tempfile::tempdir().unwrap();
@@ -120,6 +124,7 @@ fn a_file_is_overwritten_whole_if_it_is_of_the_kind() {
 }
 
 /// A GGUF is written in parts and renamed: onto anything but a file that would replace a device or a pipe.
+#[cfg(unix)]
 #[test]
 fn a_model_is_no_device_and_no_pipe() {
     let dir = tempfile::tempdir().unwrap();
@@ -143,6 +148,18 @@ fn a_model_is_no_device_and_no_pipe() {
     check(&[output("--trace", &at("fifo"), Kind::Trace), output("--log-file", &at("link"), Kind::Log)], &[]).unwrap();
 }
 
+#[cfg(windows)]
+#[test]
+fn names_of_devices_are_no_files() {
+    for name in ["NUL", "con", r"C:\models\nul.gguf", r"\\.\PhysicalDrive0", "COM1", "lpt9.txt", "CONOUT$"] {
+        assert!(is_device(Path::new(name)), "{name}");
+        assert!(check(&[output("-o", Path::new(name), Kind::Model)], &[]).unwrap_err().is_usage(), "{name}");
+    }
+    for name in ["NULL", "console.gguf", "COM", "COM10", "model.nul"] {
+        assert!(!is_device(Path::new(name)), "{name}");
+    }
+}
+
 #[test]
 fn outputs_that_cannot_be_written_are_named() {
     let dir = tempfile::tempdir().unwrap();
@@ -157,6 +174,7 @@ fn outputs_that_cannot_be_written_are_named() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
+#[cfg(unix)]
 #[test]
 fn links_lead_to_files_that_need_not_exist() {
     let dir = tempfile::tempdir().unwrap();
@@ -182,6 +200,6 @@ fn two_outputs_are_two_files() {
         let error = check(&outputs, &[]).unwrap_err().to_string();
         assert!(error.contains("--log-file") && error.contains("the file of --trace too"), "{error}");
     }
-    let null = Path::new("/dev/null");
+    let null = Path::new(NULL);
     check(&[output("--trace", null, Kind::Trace), output("--log-file", null, Kind::Log)], &[]).unwrap();
 }

@@ -1,7 +1,6 @@
 //! Objects of llama.cpp with an owner, models, and conversions of texts, tokens and batches.
 
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::NonNull;
 
@@ -144,7 +143,8 @@ impl RawModel {
     /// # Safety
     /// All that `params` point to is valid for the call.
     pub(crate) unsafe fn load_path(path: &Path, params: llama_model_params) -> Result<Self, String> {
-        let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| "its name contains a NUL byte".to_owned())?;
+        let name =
+            CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| "its name contains a NUL byte".to_owned())?;
         // SAFETY: by the caller; the name outlives the call.
         let load =
             |message, capacity| unsafe { shim::hobbit_model_load_path(name.as_ptr(), params, message, capacity) };

@@ -3,7 +3,6 @@
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::io;
 use std::net::SocketAddrV4;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
 
@@ -88,7 +87,7 @@ impl RpcServer {
         on_event: impl FnMut(RpcEvent),
     ) -> RpcError {
         let host = CString::new(address.ip().to_string()).expect("an address has no NUL");
-        let cache = match cache.map(|path| CString::new(path.as_os_str().as_bytes()).map_err(|_| path)) {
+        let cache = match cache.map(|path| CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| path)) {
             Some(Err(path)) => return RpcError::Path(path.to_owned()),
             Some(Ok(path)) => Some(path),
             None => None,

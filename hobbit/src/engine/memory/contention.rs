@@ -14,7 +14,9 @@
 //! `GOMP_SPINCOUNT` is set, the watcher does nothing.
 
 use std::collections::{BTreeSet, HashMap};
-use std::ffi::{c_int, c_uint, c_void};
+#[cfg(unix)]
+use std::ffi::c_int;
+use std::ffi::{c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError, mpsc};
@@ -49,7 +51,14 @@ struct Gomp {
 }
 
 impl Gomp {
+    /// Nothing to look up: only Linux tells how long threads waited.
+    #[cfg(not(unix))]
+    fn loaded() -> Option<Gomp> {
+        None
+    }
+
     /// The loaded copy; `None` if there is none (another OpenMP, or static linking).
+    #[cfg(unix)]
     fn loaded() -> Option<Gomp> {
         // SAFETY: the library is only looked up, and stays loaded as long as llama.cpp, which uses it. libgomp's binary
         // interface fixes the types of both functions since its version 4.0.

@@ -3,7 +3,6 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use crate::engine::ggml::log;
@@ -70,7 +69,10 @@ impl StateFile {
         (state.model, state.policy) = (self.model.clone(), self.policy.clone());
         if let Some(directory) = self.path.parent().filter(|_| self.is_own) {
             // It tells which experts were used. If it cannot be made, the next step fails.
-            let _ = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+            let mut builder = DirBuilder::new();
+            #[cfg(unix)]
+            std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+            let _ = builder.recursive(true).create(directory);
         }
         if let Err(error) = files::replace(&self.path, &state.to_bytes()) {
             self.notice(format_args!("{error}; the resident experts are not saved"));

@@ -15,7 +15,7 @@ use ggml_sys::llama::{
 
 use crate::engine::seam::calling;
 use crate::engine::seam::experts::{ExpertTag, Experts, TableTag, Tag};
-use crate::engine::source::cookie_stream::reserve;
+use crate::engine::source::cookie_stream::{release, reserve};
 
 /// The `context` of an expert buffer, shared by all callbacks.
 struct ExpertBuffer {
@@ -29,7 +29,7 @@ struct ExpertBuffer {
 impl Drop for ExpertBuffer {
     fn drop(&mut self) {
         // SAFETY: mapped by `alloc_buffer`, unmapped only here; the buffer's tensors are gone.
-        unsafe { libc::munmap(self.base, self.bytes) };
+        unsafe { release(self.base, self.bytes) };
     }
 }
 
@@ -219,7 +219,7 @@ unsafe extern "C" fn get_tensor(
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use std::collections::BTreeMap;
 

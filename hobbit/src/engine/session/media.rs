@@ -8,7 +8,6 @@ mod prompt;
 use std::cell::UnsafeCell;
 use std::ffi::{CString, c_void};
 use std::fmt;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -49,7 +48,7 @@ pub struct ProjectorNeeds {
 }
 
 fn name_of(options: &ProjectorOptions) -> Result<CString, MediaError> {
-    let name = CString::new(options.path.as_os_str().as_bytes());
+    let name = CString::new(options.path.as_os_str().as_encoded_bytes());
     name.map_err(|_| unusable(options, "its name contains a NUL byte".into()))
 }
 

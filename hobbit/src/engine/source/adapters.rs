@@ -1,7 +1,6 @@
 //! LoRA adapters and control vectors: llama.cpp's additions to ordinary weights and to the outputs of layers.
 
 use std::ffi::CString;
-use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 
@@ -75,7 +74,7 @@ impl CheckedAdapters {
         let mut lora = Vec::new();
         for (file, summary) in self.options.lora.iter().zip(self.lora) {
             let unusable = |fault| AdapterError::Unusable { path: file.path.clone(), kind: "LoRA adapter", fault };
-            let name = CString::new(file.path.as_os_str().as_bytes());
+            let name = CString::new(file.path.as_os_str().as_encoded_bytes());
             let name = name.map_err(|_| unusable("its name contains a NUL byte".to_owned()))?;
             log::clear_errors();
             // SAFETY: the model is live, the name NUL-terminated.

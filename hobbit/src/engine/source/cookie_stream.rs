@@ -9,19 +9,13 @@
 //! not committed memory, which a system without overcommit would refuse.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::engine::error::OpenError;
-use hobbit_core::expert::Extent;
+use crate::engine::source::virtual_bytes::{READ_BYTES_MAX, VirtualBytes};
 use hobbit_core::gguf::{Piece, VirtualGguf};
-use hobbit_core::store::{Original, StoreError};
-
-/// Maximum bytes delivered by one callback: a multiple of any page.
-const READ_BYTES_MAX: usize = 1 << 20;
+use hobbit_core::store::Original;
 
 /// A `FILE*` over a virtual GGUF, closed on drop.
 pub(crate) struct CookieStream {
@@ -35,11 +29,8 @@ pub(crate) struct CookieStream {
 type Shared = Mutex<State>;
 
 struct State {
-    virtual_file: VirtualGguf,
-    /// Source files with their paths.
-    sources: Vec<(File, PathBuf)>,
+    bytes: VirtualBytes,
     position: u64,
-    expert_bytes_read: u64,
     error: Option<String>,
 }
 
@@ -49,9 +40,8 @@ impl CookieStream {
     /// # Errors
     /// A source file that has changed since, or no address space for the buffer.
     pub(crate) fn open(virtual_file: VirtualGguf, files: &[Original]) -> Result<CookieStream, OpenError> {
-        let open = |file: &Original| Ok((file.again()?, file.path.clone()));
-        let sources = files.iter().map(open).collect::<Result<_, StoreError>>()?;
-        let buffer_bytes = (virtual_file.len + 1).next_power_of_two() as usize + 1;
+        let bytes = VirtualBytes::new(virtual_file, files)?;
+        let buffer_bytes = (bytes.virtual_file.len + 1).next_power_of_two() as usize + 1;
         let buffer = reserve(buffer_bytes).ok_or(OpenError::AddressSpace { bytes: buffer_bytes as u64 })?;
         let writable = buffer_bytes.min(READ_BYTES_MAX);
         // SAFETY: the beginning of the mapping just made.
@@ -60,7 +50,7 @@ impl CookieStream {
             unsafe { libc::munmap(buffer, buffer_bytes) };
             return Err(OpenError::AddressSpace { bytes: writable as u64 });
         }
-        let state = State { virtual_file, sources, position: 0, expert_bytes_read: 0, error: None };
+        let state = State { bytes, position: 0, error: None };
         let state = Arc::new(Mutex::new(state));
         let callbacks = cookie_io_functions_t { read: Some(read), write: None, seek: Some(seek), close: None };
         let cookie = Arc::as_ptr(&state).cast_mut().cast();
@@ -88,9 +78,7 @@ impl CookieStream {
     /// Whether the seek trick works with this system's stdio: after a seek to an expert nothing is read. Must be called
     /// before any read.
     pub(crate) fn skips_experts(&mut self) -> bool {
-        let start =
-            self.state().virtual_file.segments.iter().find(|segment| segment.in_file).map(|expert| expert.start);
-        let Some(start) = start else { return true };
+        let Some(start) = self.state().bytes.first_in_file() else { return true };
         let Ok(start) = libc::off_t::try_from(start) else { return false };
         let mut byte = 0u8;
         // SAFETY: the stream is open, and reads at most one byte into `byte`.
@@ -104,7 +92,7 @@ impl CookieStream {
 
     /// Bytes of expert tensors that were read: zero where the seek trick works.
     pub(crate) fn expert_bytes_read(&self) -> u64 {
-        self.state().expert_bytes_read
+        self.state().bytes.in_file_read
     }
 
     /// The first error in a callback, if any.
@@ -117,7 +105,7 @@ impl CookieStream {
     }
 }
 
-/// Reserves inaccessible address space: it takes no memory, and the system commits none.
+/// Reserves inaccessible address space: it takes no memory, and the system commits none. [`release`] frees it.
 pub(crate) fn reserve(bytes: usize) -> Option<*mut c_void> {
     // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
     let base = unsafe {
@@ -133,6 +121,15 @@ pub(crate) fn reserve(bytes: usize) -> Option<*mut c_void> {
     (base != libc::MAP_FAILED).then_some(base)
 }
 
+/// Frees address space.
+///
+/// # Safety
+/// `base` is from [`reserve`] with this length, and nothing uses the range any more.
+pub(crate) unsafe fn release(base: *mut c_void, bytes: usize) {
+    // SAFETY: by the caller.
+    unsafe { libc::munmap(base, bytes) };
+}
+
 impl Drop for CookieStream {
     fn drop(&mut self) {
         // SAFETY: opened by us, closed once; the buffer is unmapped after the stream is closed.
@@ -145,34 +142,13 @@ impl Drop for CookieStream {
 
 impl State {
     fn read(&mut self, out: &mut [u8]) -> Result<usize, String> {
-        let piece = self.virtual_file.segment_at(self.position);
-        let (len, is_expert) = match &piece {
-            Piece::End => return Ok(0),
-            Piece::Header(rest) => (rest.len() as u64, false),
-            Piece::Zeros(len) => (*len, false),
-            Piece::Absent { len, .. } => (*len, true),
-            Piece::Source { segment, source } => (source.len, segment.in_file),
-        };
-        let n = len.min(out.len().min(READ_BYTES_MAX) as u64) as usize;
-        let out = &mut out[..n];
-        match piece {
-            Piece::Header(rest) => out.copy_from_slice(&rest[..n]),
-            Piece::Source { source: Extent { file, offset, .. }, .. } => {
-                let (file, path) = &self.sources[file as usize];
-                file.read_exact_at(out, offset)
-                    .map_err(|error| format!("{}: reading {n} bytes at offset {offset}: {error}", path.display()))?;
-            }
-            Piece::Zeros(_) | Piece::Absent { .. } | Piece::End => out.fill(0),
-        }
-        if is_expert {
-            self.expert_bytes_read += n as u64;
-        }
+        let n = self.bytes.read_at(self.position, out)?;
         self.position += n as u64;
         Ok(n)
     }
 
     fn seek(&mut self, offset: i64, whence: c_int) -> Option<u64> {
-        let len = self.virtual_file.len;
+        let len = self.bytes.virtual_file.len;
         let base = match whence {
             libc::SEEK_SET => 0,
             libc::SEEK_CUR => self.position as i64,
@@ -181,7 +157,7 @@ impl State {
         };
         let target = u64::try_from(base.checked_add(offset)?).ok()?;
         let on_expert = matches!(
-            self.virtual_file.segment_at(target),
+            self.bytes.virtual_file.segment_at(target),
             Piece::Source { segment, .. } | Piece::Absent { segment, .. }
                 if segment.in_file && segment.start == target
         );
@@ -234,7 +210,7 @@ unsafe extern "C" {
     fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: cookie_io_functions_t) -> *mut libc::FILE;
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 pub(crate) mod tests {
     use std::path::Path;
 

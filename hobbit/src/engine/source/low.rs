@@ -5,11 +5,11 @@
 //! routers.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::engine::error::LowError;
 use crate::engine::ggml::quantise::Ggml;
+use hobbit_core::files::FileExt;
 use hobbit_core::gguf::{Catalog, Gguf, GgufError, Recode, TensorInfo};
 
 /// Bytes of a tensor read at a time, unless a row is longer.

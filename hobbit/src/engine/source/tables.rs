@@ -11,7 +11,6 @@ use std::fmt::Write;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::slice;
 
@@ -19,6 +18,7 @@ use ggml_sys::llama::{self, ggml_tensor};
 
 use crate::engine::ggml::quantise::Aligned;
 use hobbit_core::expert::Extent;
+use hobbit_core::files::FileExt;
 use hobbit_core::gguf::{GgmlType, Gguf, TensorInfo};
 use hobbit_core::options::ModelOptions;
 use hobbit_core::store::{Original, StoreError, advise_needed, advise_random};

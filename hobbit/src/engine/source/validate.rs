@@ -1,7 +1,6 @@
 //! Checks of a model's files before llama.cpp computes with them.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use ggml_sys::llama;
@@ -9,6 +8,7 @@ use ggml_sys::llama;
 use crate::engine::error::OpenError;
 use crate::engine::ggml::quantise::Aligned;
 use hobbit_core::expert::{ExpertId, Extent, Precision, SliceId, Version};
+use hobbit_core::files::FileExt;
 use hobbit_core::gguf::{Catalog, ExpertMap, GgmlType, Gguf, GgufError, Stored};
 use hobbit_core::options::{KvValue, ModelOptions};
 use hobbit_core::planes;

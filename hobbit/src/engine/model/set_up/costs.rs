@@ -75,7 +75,7 @@ pub(super) fn scratch_bytes(model: &Model, options: &SessionOptions) -> u64 {
 
 // Requests by signal, from the user or another program.
 
-/// The request.
+/// The request. Windows has no such signals: there `--memory` is followed until the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemorySignal {
     /// SIGUSR1: use half the memory.
@@ -87,7 +87,12 @@ pub enum MemorySignal {
 /// The pending signal's number; 0: none.
 static LAST: AtomicI32 = AtomicI32::new(0);
 
+/// Nothing: Windows has no such signals.
+#[cfg(not(unix))]
+pub fn watch_memory_signals() {}
+
 /// Records SIGUSR1 and SIGUSR2 for [`take_memory_signal`] from now on, instead of ending the process.
+#[cfg(unix)]
 pub fn watch_memory_signals() {
     extern "C" fn note(signal: libc::c_int) {
         LAST.store(signal, Ordering::Relaxed);
@@ -101,7 +106,9 @@ pub fn watch_memory_signals() {
 /// The last signal since the previous call.
 pub fn take_memory_signal() -> Option<MemorySignal> {
     match LAST.swap(0, Ordering::Relaxed) {
+        #[cfg(unix)]
         libc::SIGUSR1 => Some(MemorySignal::Halve),
+        #[cfg(unix)]
         libc::SIGUSR2 => Some(MemorySignal::Restore),
         _ => None,
     }

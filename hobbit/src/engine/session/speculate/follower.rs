@@ -2,7 +2,6 @@
 //! DFlash and DSpark. It is a second context of the target's, which forgets, copies and moves the same tokens.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use ggml_sys::llama::{self, llama_context_params};
@@ -20,6 +19,7 @@ use crate::engine::model::needs::bounds;
 use crate::engine::session::Session;
 use crate::engine::source::cookie_stream::CookieStream;
 use crate::engine::source::validate;
+use hobbit_core::files::FileExt;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::options::{DraftOptions, DraftSource, SessionOptions};
 use hobbit_core::store::Original;

@@ -6,33 +6,33 @@
 //! be stopped. A schema can do the same in a hundred bytes: llama.cpp follows references within `allOf` for ever, and
 //! visits nested ones exponentially often. So each task is a process of its own, with limits. These processes are
 //! forked from an idle one, which was forked while the program had one thread, and which ends with the program. If it
-//! is killed, the program starts itself again as an idle process, a few times within a minute.
+//! is killed, the program starts itself again as an idle process, a few times within a minute. Windows has no fork:
+//! there the idle process runs one task after the other itself, and a task that exceeds a limit ends it.
 //!
 //! Slow tasks do not delay others: each task first has a little CPU time; one that needs more begins again in an idle
 //! process for slow tasks, once [`when_templates_are_slow`] gives it a turn.
 
+#[cfg(unix)]
+#[path = "isolation/unix.rs"]
+mod process;
+#[cfg(windows)]
+#[path = "isolation/windows.rs"]
+mod process;
+
 use std::any::Any;
+use std::env;
 use std::ffi::{c_char, c_void};
-use std::fs::File;
-use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::io::{self, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use std::{env, fs, io, ptr};
 
 use ggml_sys::shim::{self, hobbit_text_callback};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SigHandler, Signal, signal};
-use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::{ForkResult, alarm, dup2_stderr, dup2_stdin, dup2_stdout, fork};
 use serde::{Deserialize, Serialize};
 
 use crate::engine::ggml::limits;
 use crate::engine::ggml::raw::{MESSAGE_BYTES, text_of};
+use process::Idle;
 
 /// CPU time limit of a task, in seconds. Renderings of a megabyte take about 30 ms.
 const CPU_SECONDS: u64 = 2;
@@ -44,6 +44,7 @@ const QUICK_MICROSECONDS: i64 = 150_000;
 const WALL_SECONDS: u32 = 10;
 
 /// Longest wait for an idle process's answer: it may be stopped.
+#[cfg(unix)]
 const PATIENCE: Duration = Duration::from_secs(WALL_SECONDS as u64 + 20);
 
 /// Memory limit of a task, without the part per byte of its inputs: renderings of ten megabytes take 13 bytes per
@@ -87,17 +88,6 @@ struct Lanes {
     slow: Mutex<Idle>,
 }
 
-/// An idle process.
-#[derive(Default)]
-struct Idle {
-    /// `None` before the first task.
-    stream: Option<UnixStream>,
-    /// Unless it was forked.
-    child: Option<Child>,
-    /// When idle processes were started again.
-    revivals: Vec<Instant>,
-}
-
 /// Starts rendering chat templates, and converting JSON schemas, in separate processes, with limits of time, memory and
 /// stack. A program that does not call this does both in its own process, which a hostile template or schema can hang
 /// or crash.
@@ -109,15 +99,11 @@ struct Idle {
 /// This process has one thread.
 pub unsafe fn isolate_chat_templates() {
     if env::var_os(REVIVED).is_some() {
-        if let Ok(stream) = io::stdin().as_fd().try_clone_to_owned() {
-            serve(stream.into());
-        }
-        exit(0);
+        process::serve_standard_input();
     }
     // SAFETY: by the caller.
-    let started = unsafe { start() };
-    let lanes =
-        |stream| Lanes { quick: Mutex::new(Idle { stream: Some(stream), ..Idle::default() }), slow: Mutex::default() };
+    let started = unsafe { process::start() };
+    let lanes = |quick| Lanes { quick: Mutex::new(quick), slow: Mutex::default() };
     let _ = LANES.set(started.map(lanes).map_err(|error| error.to_string()));
 }
 
@@ -148,55 +134,6 @@ fn locked(idle: &Mutex<Idle>) -> MutexGuard<'_, Idle> {
     idle.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Idle {
-    /// Sends a task and waits for its result; starts the process again if it is gone.
-    fn ask(&mut self, is_quick: bool, task: &Task) -> io::Result<Result<String, Failure>> {
-        let Some(stream) = &mut self.stream else { return ask(self.revive()?, is_quick, task) };
-        let gone = match ask(stream, is_quick, task) {
-            Ok(outcome) => return Ok(outcome),
-            Err(error) => error,
-        };
-        if !may_revive(&mut self.revivals, Instant::now()) {
-            return Err(io::Error::other(format!("{gone}; it ended {REVIVALS_MAX} times within a minute")));
-        }
-        ask(self.revive()?, is_quick, task)
-    }
-
-    /// Starts this program as an idle process, in place of one that is gone.
-    fn revive(&mut self) -> io::Result<&mut UnixStream> {
-        if let Some(mut child) = self.child.take() {
-            // It may be stopped, or hold the other end of a stream that broke.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-        let (near, far) = UnixStream::pair()?;
-        near.set_read_timeout(Some(PATIENCE))?;
-        // The file may have another name by now, or none.
-        let own = Path::new("/proc/self/exe");
-        let mut command = if own.exists() { Command::new(own) } else { Command::new(env::current_exe()?) };
-        command.env(REVIVED, "1").stdin(OwnedFd::from(far)).stdout(Stdio::null()).stderr(Stdio::null());
-        self.child = Some(command.spawn()?);
-        Ok(self.stream.insert(near))
-    }
-}
-
-/// # Safety
-/// This process has one thread.
-unsafe fn start() -> io::Result<UnixStream> {
-    let (near, far) = UnixStream::pair()?;
-    near.set_read_timeout(Some(PATIENCE))?;
-    // SAFETY: with one thread, the child may call any function its parent may.
-    match unsafe { fork() }? {
-        ForkResult::Parent { .. } => Ok(near),
-        ForkResult::Child => {
-            // The idle process ends when the other end of its stream closes: only the program may hold that end.
-            drop(near);
-            serve(far);
-            exit(0);
-        }
-    }
-}
-
 /// Runs a task, in another process if [`isolate_chat_templates`] was called.
 ///
 /// # Errors
@@ -212,18 +149,12 @@ pub(crate) fn run(task: &Task) -> Result<String, Failure> {
     }
 }
 
-/// Sends a task and waits for its result.
-fn ask(stream: &mut UnixStream, is_quick: bool, task: &Task) -> io::Result<Result<String, Failure>> {
-    send(stream, &serde_json::to_vec(&(is_quick, task))?)?;
-    Ok(serde_json::from_slice(&receive(stream)?)?)
-}
-
-fn send(stream: &mut UnixStream, message: &[u8]) -> io::Result<()> {
+fn send(stream: &mut impl Write, message: &[u8]) -> io::Result<()> {
     stream.write_all(&(message.len() as u64).to_le_bytes())?;
     stream.write_all(message)
 }
 
-fn receive(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
+fn receive(stream: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut len = [0; 8];
     stream.read_exact(&mut len)?;
     let len = u64::from_le_bytes(len);
@@ -232,148 +163,14 @@ fn receive(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     if message.len() as u64 == len { Ok(message) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
-/// Main loop of an idle process: reads tasks and writes results until the program ends.
-fn serve(mut stream: UnixStream) {
-    detach();
-    while let Ok(task) = receive(&mut stream) {
-        let outcome = match apart(&task) {
-            Ok(outcome) => outcome,
-            Err(error) => failed(format!("there is no process for it: {error}")),
-        };
-        if send(&mut stream, &outcome).is_err() {
-            return;
-        }
-    }
-}
-
-/// Replaces the standard streams by /dev/null, and ignores signals that are meant for the program.
-fn detach() {
-    use Signal::{SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU};
-    // The program may pass these on ignored or blocked; limits and the wait for children need them.
-    for needed in [SIGALRM, SIGCHLD, SIGPROF, SIGXCPU] {
-        // SAFETY: the default runs no handler.
-        let _ = unsafe { signal(needed, SigHandler::SigDfl) };
-    }
-    let _ = nix::sys::signal::SigSet::all().thread_unblock();
-    for ignored in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2] {
-        // SAFETY: ignoring a signal runs no handler.
-        let _ = unsafe { signal(ignored, SigHandler::SigIgn) };
-    }
-    if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
-        let _ = (dup2_stdin(&null), dup2_stdout(&null), dup2_stderr(&null));
-    }
-    // Sets the name that `ps` shows. The file exists only on Linux.
-    let _ = fs::write("/proc/self/comm", "hobbit-template");
-}
-
-/// Runs a task in a child, which may fail; returns the result as JSON.
-fn apart(task: &[u8]) -> io::Result<Vec<u8>> {
-    let (mut near, far) = UnixStream::pair()?;
-    // SAFETY: this process has one thread.
-    match unsafe { fork() }? {
-        ForkResult::Child => {
-            drop(near);
-            let done = work(task, far);
-            exit(i32::from(done.is_err()));
-        }
-        ForkResult::Parent { child } => {
-            drop(far);
-            let mut outcome = Vec::new();
-            let read = near.read_to_end(&mut outcome);
-            let status = loop {
-                match waitpid(child, None) {
-                    Err(nix::Error::EINTR) => {}
-                    other => break other?,
-                }
-            };
-            match status {
-                WaitStatus::Exited(_, 0) if read.is_ok() => Ok(outcome),
-                WaitStatus::Signaled(_, Signal::SIGPROF, _) => Ok(outcome_of(Failure::Slow)),
-                WaitStatus::Signaled(_, signal, _) => Ok(failed(reason_for(signal))),
-                _ => Ok(failed("the process that worked on it ended without a result".to_owned())),
-            }
-        }
-    }
-}
-
-/// The child's work.
-fn work(task: &[u8], mut into: UnixStream) -> io::Result<()> {
-    let (is_quick, task): (bool, Task) = serde_json::from_slice(task)?;
-    let inputs = task.input_bytes() as u64;
-    let memory = MEMORY_BYTES + MEMORY_PER_INPUT_BYTE * inputs;
-    let result_max = RESULT_BYTES + RESULT_PER_INPUT_BYTE * inputs;
-    limit(task.stack_bytes() as u64 + memory)?;
-    if is_quick {
-        end_after(QUICK_MICROSECONDS)?;
-    }
-    let outcome = match task.run() {
-        // llama.cpp wraps the exception in a message that quotes the template.
-        Err(Failure::Work(reason)) if reason.contains(OUT_OF_MEMORY) => {
-            Err(Failure::Work(format!("it takes more than {} MiB of memory", memory >> 20)))
-        }
-        Ok(result) if result.len() as u64 > result_max => {
-            Err(Failure::Work(format!("its result is longer than {} MiB", result_max >> 20)))
-        }
-        other => other,
-    };
-    into.write_all(&serde_json::to_vec(&outcome)?)
-}
-
-/// Limits CPU time, wall time and memory of this process, and makes it the kernel's first choice when memory runs out.
-fn limit(memory: u64) -> io::Result<()> {
-    lower(Resource::RLIMIT_CORE, 0)?;
-    lower(Resource::RLIMIT_CPU, CPU_SECONDS)?;
-    alarm::set(WALL_SECONDS);
-    let _ = fs::write("/proc/self/oom_score_adj", "1000");
-    // Only Linux counts private memory against this limit, and reports how much is mapped already.
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mapped = status.lines().find_map(|line| line.strip_prefix("VmData:")?.trim().strip_suffix(" kB")?.parse().ok());
-    mapped.map_or(Ok(()), |mapped: u64| lower(Resource::RLIMIT_DATA, (mapped << 10) + memory))
-}
-
-/// Ends this process by SIGPROF after this CPU time.
-fn end_after(microseconds: i64) -> io::Result<()> {
-    let never = libc::timeval { tv_sec: 0, tv_usec: 0 };
-    let once = libc::timeval { tv_sec: microseconds / 1_000_000, tv_usec: (microseconds % 1_000_000) as _ };
-    let timer = libc::itimerval { it_interval: never, it_value: once };
-    // SAFETY: the kernel reads the timer, which lives through the call; the old one is not asked for.
-    match unsafe { libc::setitimer(libc::ITIMER_PROF, &raw const timer, ptr::null_mut()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn lower(resource: Resource, to: u64) -> io::Result<()> {
-    let (soft, hard) = getrlimit(resource)?;
-    // Beyond the hard limit the kernel kills the process, even if SIGXCPU is handled.
-    Ok(setrlimit(resource, soft.min(to), hard.min(to.saturating_add(1)))?)
-}
-
-/// The reason for the end of a task.
-fn reason_for(signal: Signal) -> String {
-    match signal {
-        Signal::SIGXCPU => format!("it runs for more than {CPU_SECONDS} s"),
-        Signal::SIGALRM => format!("it took more than {WALL_SECONDS} s"),
-        Signal::SIGKILL => "the process that worked on it was killed, as is done where memory is short".to_owned(),
-        Signal::SIGSEGV | Signal::SIGABRT | Signal::SIGBUS => {
-            format!("it calls itself, or nests lists, without end, or llama.cpp fails on it ({signal})")
-        }
-        other => format!("llama.cpp failed on it ({other})"),
-    }
-}
-
+#[cfg(unix)]
 fn failed(reason: String) -> Vec<u8> {
     outcome_of(Failure::Work(reason))
 }
 
+#[cfg(unix)]
 fn outcome_of(failure: Failure) -> Vec<u8> {
     serde_json::to_vec(&Err::<String, _>(failure)).unwrap_or_default()
-}
-
-/// Ends this process without running the program's exit handlers.
-fn exit(status: i32) -> ! {
-    // SAFETY: ends the process; its state is no longer needed.
-    unsafe { libc::_exit(status) }
 }
 
 // The interpreter.
@@ -425,6 +222,26 @@ impl Task {
             Self::Describe { .. } => 0,
             Self::Render { inputs, .. } => inputs.len(),
             Self::Schema { schema, .. } => schema.len(),
+        }
+    }
+
+    /// Bytes of memory that it may take, without its stack.
+    fn memory_bytes(&self) -> u64 {
+        MEMORY_BYTES + MEMORY_PER_INPUT_BYTE * self.input_bytes() as u64
+    }
+
+    /// Runs the task in this process, whose memory is limited to `memory`.
+    fn bounded(&self, memory: u64) -> Result<String, Failure> {
+        let result_max = RESULT_BYTES + RESULT_PER_INPUT_BYTE * self.input_bytes() as u64;
+        match self.run() {
+            // llama.cpp wraps the exception in a message that quotes the template.
+            Err(Failure::Work(reason)) if reason.contains(OUT_OF_MEMORY) => {
+                Err(Failure::Work(format!("it takes more than {} MiB of memory", memory >> 20)))
+            }
+            Ok(result) if result.len() as u64 > result_max => {
+                Err(Failure::Work(format!("its result is longer than {} MiB", result_max >> 20)))
+            }
+            other => other,
         }
     }
 
