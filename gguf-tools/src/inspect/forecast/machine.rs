@@ -363,7 +363,7 @@ mod tests {
             unified: false,
         };
         let (card, host) = (DeviceKind::Gpu, gpu("CPU", "a processor", DeviceKind::Cpu));
-        assert_eq!(Found::among(&[host.clone()]), Found::default());
+        assert_eq!(Found::among(std::slice::from_ref(&host)), Found::default());
         let two = [
             gpu("CUDA0", "NVIDIA GeForce RTX 4090", card),
             gpu("CUDA1", "NVIDIA GeForce RTX 3060", card),
