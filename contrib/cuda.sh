@@ -5,7 +5,9 @@
 #   contrib/cuda.sh [DIRECTORY]      (default: ./cuda; about 1 GiB for the toolkit, 3 GiB for the build)
 #
 # ARCH is the GPU's compute capability (default 89: RTX 40; 86: RTX 30; 90: H100). TOOLKIT_ONLY=1 stops before the
-# build. The script does not run the result on a GPU. The program needs libcublas.so.13 and libcublasLt.so.13 at run
+# build. CHECK=1 builds what benches/gpu/check.sh runs instead, and packs it: DIRECTORY/check.tar.xz, for one compute
+# capability and without the kernels of fused attention. For other people's processors give
+# RUSTFLAGS="-C target-cpu=x86-64-v3", too. The script does not run the result on a GPU. The program needs libcublas.so.13 and libcublasLt.so.13 at run
 # time (they lie in DIRECTORY/toolkit/lib) and the driver's libcuda.so.1: without a driver it does not start, unless
 # LD_LIBRARY_PATH is DIRECTORY/toolkit/lib/stubs, with which it finds no device.
 set -eu
@@ -59,5 +61,22 @@ export CMAKE_CUDA_ARCHITECTURES="$arch" CMAKE_CUDA_COMPILER="$toolkit/bin/nvcc" 
 export RUSTFLAGS="${RUSTFLAGS:--C target-cpu=native} -C link-arg=-L$toolkit/lib -C link-arg=-lcublas -C link-arg=-lcublasLt
   -C link-arg=-Wl,-rpath,$toolkit/lib"
 cd "$tree"
+if [ -n "${CHECK:-}" ]; then
+  # llama-cpp-sys-2 hands GGML_ variables to CMake. A directory of its own: it would not notice a change.
+  export GGML_CUDA_FA=OFF CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_PROFILE_RELEASE_DEBUG=false
+  cargo build --release --locked --features cuda -p hobbit-programs -p gguf-tools --bin hobbit-bench --bin gguf-tools \
+    --test devices --target-dir "$place/check-build"
+  built=$place/check-build/release check=$place/check
+  mkdir -p "$check/target/release" "$check/benches/gpu" "$check/models"
+  cp "$built/hobbit-bench" "$built/gguf-tools" "$check/target/release"
+  tests=$(find "$built/deps" -name 'devices-*' -perm -100 -printf '%T@ %p\n' | sort -n | tail -n 1 | cut -d ' ' -f 2-)
+  cp "$tests" "$check/target/release/devices"
+  cp benches/gpu/check.sh benches/gpu/check.py "$check/benches/gpu"
+  cp models/fine-heldout-prose.txt "$check/models"
+  # Each program has the kernels: a wide dictionary packs them once.
+  tar -C "$place" -c check | xz --lzma2=preset=6,dict=256MiB > "$place/check.tar.xz"
+  ls -l "$check/target/release" "$place/check.tar.xz"
+  exit 0
+fi
 cargo build --release --locked --features cuda --bin hobbit-cli --target-dir "$place/target"
 ldd "$place/target/release/hobbit-cli" | grep -E 'cuda|cublas'

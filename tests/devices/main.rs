@@ -15,6 +15,7 @@ mod offload;
 mod overlap;
 mod places;
 mod precision;
+mod real;
 mod resize;
 mod trouble;
 mod virtual_experts;

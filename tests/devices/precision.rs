@@ -91,9 +91,9 @@ fn skipping_does_not_depend_on_when_operations_run() {
 }
 
 /// Mean KL divergence of the next token's distribution, in nats: the tolerance that README states.
-const KL_MAX: f64 = 1e-3;
+pub const KL_MAX: f64 = 1e-3;
 
-fn divergence(from: &[Vec<f32>], to: &[Vec<f32>]) -> f64 {
+pub fn divergence(from: &[Vec<f32>], to: &[Vec<f32>]) -> f64 {
     let log_softmax = |logits: &[f32]| -> Vec<f64> {
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();

@@ -16,7 +16,7 @@ use crate::shared::{Pointers, Shared};
 use crate::{Options, Pinned, stream};
 
 /// How many devices a process can have.
-pub const DEVICES_MAX: usize = 128;
+pub const DEVICES_MAX: usize = 136;
 /// From this many tokens on, CUDA asks for products of weights that are not on the device.
 const OFFLOAD_TOKENS_MIN: i64 = 32;
 
