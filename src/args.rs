@@ -65,6 +65,8 @@ Examples:
       Ordinary weights and 6 GiB of experts on a GPU, 16 GiB of experts behind them in memory, the rest in the file.
   hobbit-cli -m qwen3-moe.gguf -st -sys 'Answer in one word.' -p 'Capital of France?'
       Ask once.
+  hobbit-cli --doctor -m qwen3-moe.gguf
+      A page about this machine and this model, for a bug report.
 
 Input: without -p and -f, what is piped in is the text to continue; in a conversation its lines are the messages. With
 -p or -f FILE the standard input is not read; -f - reads the text there.
@@ -95,6 +97,11 @@ pub struct LowArgs {
     pub speculation: SpeculationArgs,
     #[command(flatten)]
     pub output: OutputArgs,
+    /// Print a page for bug reports and exit: this machine's speeds, whether results are llama.cpp's, and for the model
+    /// of -m what fits where, its expected speed and the command to use. --mem-budget and -c count; --stats-json writes
+    /// JSON
+    #[arg(long, help_heading = "Help")]
+    pub doctor: bool,
 }
 
 /// A model, its memory and its context: flags of every program that a user runs a model with.

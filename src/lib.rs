@@ -10,7 +10,8 @@
 //! **hobbit-cli.** `run` opens the model and hands over to `completion` (whose prompt `prompt_cache` keeps in a file in
 //! the format of [`saved`]) or `conversation` (with its [`commands`]). Both let `stream` parse and print a generation
 //! on the `console`, through [`mod@text`]; `progress` shows how far a prompt is. `ctrl_c` stops a generation, and
-//! `memory` resizes caches on signals, `media` reads images and sound. `report` puts measurements into words.
+//! `memory` resizes caches on signals, `media` reads images and sound. `report` puts measurements into words; `doctor`
+//! describes the machine.
 //!
 //! **The others.** [`perplexity`], [`sim`], `rpc` and [`mod@bench`].
 //!
@@ -47,6 +48,8 @@ mod conversation;
 pub mod ctrl_c;
 #[cfg(feature = "engine")]
 pub mod devices;
+#[cfg(feature = "engine")]
+mod doctor;
 #[cfg(feature = "engine")]
 pub mod download;
 #[cfg(feature = "engine")]

@@ -16,6 +16,7 @@ use super::console::Screen;
 use super::ctrl_c::CtrlC;
 use super::demo;
 use super::devices;
+use super::doctor;
 use super::download;
 use super::exit::{self, FAILED};
 use super::log::{Level, Log};
@@ -56,6 +57,9 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         return devices::list(&low.run.experts.device.rpc, low.output.log.verbose.0, json).map(|()| 0);
     }
     download::into(&mut low.run.model, args::verbosity(&low.output.closing, &low.output.log))?;
+    if low.doctor {
+        return doctor::run(&low);
+    }
     let args = HiArgs::new(low, &Process)?;
     args.check_outputs()?;
     let log = Log::new(args.output.verbosity(), args.output.log.log_file.as_deref())?;
@@ -419,7 +423,7 @@ impl Surroundings for Process {
     }
 
     fn demo_model(&self) -> Result<PathBuf, String> {
-        demo::find(std::env::var_os(demo::VARIABLE).map(PathBuf::from), std::env::current_exe().ok(), Path::is_file)
+        demo::find()
     }
 
     fn grammar_of_schema(&self, schema: &str) -> Result<String> {

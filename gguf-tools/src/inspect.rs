@@ -1,6 +1,6 @@
 //! `gguf-tools inspect`: a model's contents, and what its experts take.
 
-mod forecast;
+pub mod forecast;
 mod pack;
 
 use std::collections::BTreeMap;

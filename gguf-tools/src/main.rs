@@ -3,6 +3,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)] // They panic if the reader is gone.
 
 mod cache;
+mod doctor;
 mod inspect;
 mod pack;
 mod plan;
@@ -34,6 +35,8 @@ struct Cli {
 enum Tool {
     /// Show architecture, experts and sizes; of an expert pack, its layout
     Inspect(inspect::Args),
+    /// Describe this machine, this build and a model on one page: speeds, exactness, and the command to use
+    Doctor(doctor::Args),
     /// Check structure, extents, and that all numbers are finite; of an expert pack, all checksums
     Verify(verify::Args),
     /// Make an expert pack: each expert one aligned record, at high and low precision
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
     }
     let outcome = match Cli::parse().tool {
         Tool::Inspect(args) => inspect::run(args),
+        Tool::Doctor(args) => doctor::run(&args),
         Tool::Verify(args) => verify::run(args),
         Tool::Pack(args) => pack::run(*args),
         Tool::Unpack(args) => pack::unpack(args),

@@ -50,6 +50,11 @@ impl Bar {
         if signals::came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
+    /// Names what is done next.
+    pub fn stage(&self, stage: &str) {
+        self.0.set_prefix(stage.to_owned());
+    }
+
     /// Counts `n` more units. Fails after a signal, so that temporary files are removed.
     pub fn step(&self, n: u64) -> anyhow::Result<()> {
         self.0.inc(n);

@@ -6,6 +6,7 @@ mod server;
 
 mod tools {
     mod cache;
+    mod doctor;
     mod forecast_records;
     mod inspect_verify;
     mod pack;

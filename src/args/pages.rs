@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::{Command, CommandFactory as _};
 use clap_complete::Shell;
-use hobbit_common::advice::{flag, idle_flags};
+use hobbit_common::advice::{flag, idle_flags, spelled};
 use hobbit_common::manuals::{answer, manual, script};
 use hobbit_core::options::{CachingOptions, DeviceOptions, Idle, ModelOptions, Parts, PrecisionOptions, Prefetch};
 
@@ -13,7 +13,9 @@ fn settings_have_the_flags_that_programs_declare() {
     let command = super::LowArgs::command();
     let declared = |long: &str| command.get_arguments().any(|arg| arg.get_long() == Some(long));
     let settings = ["low", "mirror", "trace", "cache_state", "path_table", "lora", "control_vectors"];
-    for flag in settings.map(flag) {
+    // Of options that may be idle.
+    let idle = ["io", "kernels", "repack", "overcommit", "mem_budget", "keep_top", "route_prompts", "virtual_update"];
+    for flag in settings.map(|setting| flag(setting).to_owned()).into_iter().chain(idle.map(spelled)) {
         assert!(declared(flag.trim_start_matches("--")), "{flag}");
     }
 }

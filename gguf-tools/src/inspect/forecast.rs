@@ -20,7 +20,8 @@ use hobbit_synth::{self as synth, Format, Spec, presets};
 use serde::Serialize;
 
 use crate::shared::{JsonArgs, size};
-use machine::{Auto, Gpu, Machine, Rate};
+use machine::{Auto, Gpu, Machine, Origin, Rate};
+pub use page::{Short, rate};
 
 /// Memory sizes to compare, in GiB.
 const SIZES_GIB: [u64; 20] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024];
@@ -72,15 +73,15 @@ pub struct Args {
 
 /// The complete forecast; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
-struct Report {
+pub struct Report {
     model: Model,
     machine: Machine,
     task: Task,
     /// Source of the hit rates.
     locality: String,
-    forecast: Option<Forecast>,
+    pub forecast: Option<Forecast>,
     /// Reason why there is no forecast.
-    refused: Option<String>,
+    pub refused: Option<String>,
     /// Forecasts for other memory sizes, all else equal.
     memory: Vec<Row>,
     /// On a busy machine: forecasts with published rates instead of those measured, the memory size equal.
@@ -134,21 +135,43 @@ pub fn run(args: &Args, file: Option<&PathBuf>, json: JsonArgs) -> anyhow::Resul
         (None, Some(file)) => Gguf::open_partial(file)?,
         (None, None) => bail!("--forecast: give a file, or --shape NAME"),
     };
-    if Pack::is_pack(&gguf) {
+    json.print(&of(args, &gguf)?)
+}
+
+/// The forecast of a model that is here, in `memory` bytes (`None`: what is available), of a disk that was measured.
+///
+/// # Errors
+/// As [`run`].
+pub fn here(gguf: &Gguf, memory: Option<u64>, ctx: u32, disk: Option<f64>) -> anyhow::Result<Report> {
+    let args = Args {
+        forecast: true,
+        shape: None,
+        dtype: None,
+        ram: memory,
+        disk: disk.map(|bytes| Rate { bytes, from: Origin::Measured }),
+        cpu: None,
+        gpu: None,
+        ctx,
+        prompt: 512,
+    };
+    of(&args, gguf)
+}
+
+fn of(args: &Args, gguf: &Gguf) -> anyhow::Result<Report> {
+    if Pack::is_pack(gguf) {
         bail!(
             "{}: this is an expert pack; forecasts are of plain models: name the one that it was made of",
             gguf.files[0].path.display()
         );
     }
-    let shape = Shape::of(&gguf)?;
+    let shape = Shape::of(gguf)?;
     let mut types: Vec<GgmlType> =
         shape.per_token.experts.keys().chain(shape.per_token.ordinary.keys()).copied().collect();
     types.sort_unstable();
     types.dedup();
     let is_there = args.shape.is_none() && gguf.missing_bytes() == 0;
-    let machine = Machine::of(args, is_there.then_some(&gguf), &types)?;
-    let report = report(args, &gguf, shape, machine)?;
-    json.print(&report)
+    let machine = Machine::of(args, is_there.then_some(gguf), &types)?;
+    report(args, gguf, shape, machine)
 }
 
 /// The forecast of a model on a machine.

@@ -2,9 +2,9 @@
 //! without the option that they refine. Requests for the absence of something that is absent are not among them.
 
 use super::{
-    Allocation, CachingOptions, CpuHelper, DeviceOptions, ExpertCache, LowShare, ModelOptions, PolicyKind,
-    PrecisionMode, PredictorKind, Prefetch, RoutingOptions, SplitMode, UnifiedMemory, VirtualExperts, VirtualUpdate,
-    Weights,
+    Allocation, Budget, CachingOptions, CpuHelper, DeviceOptions, ExpertCache, IoMode, KernelChoice, LowShare,
+    ModelOptions, PolicyKind, PrecisionMode, PredictorKind, Prefetch, Repack, RoutingOptions, SplitMode, UnifiedMemory,
+    VirtualExperts, VirtualUpdate, Weights,
 };
 
 /// An option that is set and cannot act.
@@ -48,6 +48,19 @@ impl CachingOptions {
 }
 
 impl ModelOptions {
+    /// Whether the options configure the expert cache, or request figures that only hobbit has: then llama.cpp does not
+    /// run the model by itself, although it fits. Options that cannot act ([`ModelOptions::idle`]) do not count: shares
+    /// and thresholds need low versions or missing experts, placement needs devices.
+    pub fn wants_a_cache(&self) -> bool {
+        self.expert_cache != ExpertCache::Auto
+            || self.low.is_some()
+            || self.precision.demands_exactness()
+            || self.caching.acting() != CachingOptions::default()
+            || self.io != IoMode::default()
+            || self.routes.is_some()
+            || [&self.path_table, &self.trace, &self.cache_state].into_iter().any(Option::is_some)
+    }
+
     /// The options that are set and cannot act.
     pub fn idle(&self, parts: Parts) -> Vec<Idle> {
         let Self { precision, caching, routing, device, .. } = self;
@@ -65,7 +78,7 @@ impl ModelOptions {
             ("renormalise", has_thresholds && precision.renormalise),
         ];
         let [bias, substitute, drop] = routing.strengths().map(|(name, strength)| (name, strength > 0.0));
-        let of_missing: [(&str, bool); 7] = [
+        let of_missing: [(&str, bool); 11] = [
             ("mirror", !self.mirrors.is_empty()),
             ("precision", is_dynamic),
             bias,
@@ -73,6 +86,10 @@ impl ModelOptions {
             drop,
             ("virtual_experts", routing.virtual_experts != VirtualExperts::Off),
             ("target_latency", routing.target_latency.is_some()),
+            ("keep_top", routing.keep_top != RoutingOptions::KEEP_TOP),
+            ("substitute_max", routing.substitute_max.is_some()),
+            ("virtual_update", routing.virtual_update != VirtualUpdate::default()),
+            ("route_prompts", routing.prompts),
         ];
         let of_experts: &[(&str, bool)] = &[
             ("expert_cache", gives_experts(self.expert_cache)),
@@ -83,9 +100,11 @@ impl ModelOptions {
             ("device_cache", gives_experts(device.cache)),
             ("cpu_helper", helps(device.cpu_helper)),
             ("n_cpu_moe", device.n_cpu_moe > 0),
+            ("io", self.io != IoMode::default()),
+            ("kernels", self.kernels != KernelChoice::default()),
         ];
         let of_devices = self.of_devices();
-        let groups: [(bool, &'static str, &[Setting]); 11] = [
+        let groups: [(bool, &'static str, &[Setting]); 15] = [
             (!parts.experts, "this model has no experts", &of_missing),
             (!parts.experts, "this model has no experts", of_experts),
             (!parts.experts, "this model has no experts", of_low),
@@ -107,6 +126,26 @@ impl ModelOptions {
                 !is_rerouted,
                 "no expert is substituted (see substitute)",
                 &[("substitute_max", routing.substitute_max.is_some())],
+            ),
+            (
+                device.split != SplitMode::None,
+                "every device takes layers (see split_mode)",
+                &[("main_gpu", device.main != 0)],
+            ),
+            (
+                device.split == SplitMode::None,
+                "one device takes all layers (see split_mode)",
+                &[("tensor_split", !device.tensor_split.is_empty())],
+            ),
+            (
+                parts.experts && parts.devices,
+                "weights on devices are not rearranged, and then those on the CPU are not either",
+                &[("repack", matches!(self.repack, Repack::On | Repack::Ordinary))],
+            ),
+            (
+                self.budget == Budget::Auto,
+                "the budget is what is available (see mem_budget)",
+                &[("overcommit", self.overcommit)],
             ),
             (
                 routing.virtual_experts == VirtualExperts::Off,
@@ -185,6 +224,168 @@ mod tests {
         assert_eq!(names(&dynamic, dense), ["precision", "n_cpu_moe", "low_share", "prefill_low"]);
     }
 
+    /// An option, how to set it, and its effect where the model fits.
+    type Row = (&'static str, fn(&mut ModelOptions), Fits);
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Fits {
+        /// hobbit runs the model for it, although it fits.
+        Cache,
+        /// llama.cpp heeds it, or it says something of the run itself.
+        Acts,
+        Named,
+    }
+
+    /// Options that may be idle, each set so that it acts on a model with low versions, missing experts and devices.
+    const ROWS: [Row; 31] = [
+        ("overcommit", |o| (o.overcommit, o.budget) = (true, Budget::Bytes(1 << 33)), Fits::Acts),
+        ("repack", |o| o.repack = Repack::On, Fits::Acts),
+        ("expert_cache", |o| o.expert_cache = ExpertCache::Percent(25.0), Fits::Cache),
+        ("low_share", |o| o.low_share = LowShare::Percent(20.0), Fits::Named),
+        ("precision", |o| o.precision.mode = Some(PrecisionMode::Dynamic), Fits::Named),
+        ("t1", |o| o.precision.t1 = Some(0.5), Fits::Named),
+        ("t2", |o| o.precision.t2 = Some(0.5), Fits::Named),
+        ("prefill_low", |o| o.precision.prefill_low = Some(0.1), Fits::Named),
+        ("renormalise", |o| o.precision.renormalise = true, Fits::Named),
+        ("kernels", |o| o.kernels = KernelChoice::Fastest, Fits::Acts),
+        ("policy", |o| o.caching.policy = PolicyKind::Lru, Fits::Cache),
+        ("expert_slots", |o| o.caching.slots = "shallow-first".parse().unwrap(), Fits::Cache),
+        ("predictor", |o| o.caching.predictor = Some(PredictorKind::StackedGate), Fits::Cache),
+        ("io", |o| o.io = IoMode::Buffered, Fits::Cache),
+        ("mirror", |o| o.mirrors = vec!["m.gguf".into()], Fits::Named),
+        ("cache_bias", |o| o.routing.cache_bias = 0.2, Fits::Named),
+        ("keep_top", |o| (o.routing.cache_bias, o.routing.keep_top) = (0.2, 3), Fits::Named),
+        ("substitute", |o| o.routing.substitute = 0.3, Fits::Named),
+        ("substitute_max", |o| (o.routing.substitute, o.routing.substitute_max) = (0.3, Some(1)), Fits::Named),
+        ("drop", |o| o.routing.drop = 0.5, Fits::Named),
+        ("virtual_experts", |o| o.routing.virtual_experts = VirtualExperts::Auto, Fits::Named),
+        (
+            "virtual_update",
+            |o| {
+                let tokens = VirtualUpdate::Tokens(2);
+                (o.routing.virtual_experts, o.routing.virtual_update) = (VirtualExperts::Auto, tokens);
+            },
+            Fits::Named,
+        ),
+        ("route_prompts", |o| (o.routing.cache_bias, o.routing.prompts) = (0.2, true), Fits::Named),
+        ("target_latency", |o| o.routing.target_latency = Some(std::time::Duration::from_millis(50)), Fits::Named),
+        ("n_gpu_layers", |o| o.n_gpu_layers = 9, Fits::Named),
+        ("main_gpu", |o| (o.device.split, o.device.main) = (SplitMode::None, 1), Fits::Named),
+        ("tensor_split", |o| o.device.tensor_split = vec![1.0, 3.0], Fits::Named),
+        ("n_cpu_moe", |o| o.device.n_cpu_moe = 4, Fits::Named),
+        ("device_cache", |o| o.device.cache = ExpertCache::Percent(10.0), Fits::Named),
+        ("device_headroom", |o| o.device.headroom = 20.0, Fits::Named),
+        ("cpu_helper", |o| o.device.cpu_helper = CpuHelper::On, Fits::Named),
+    ];
+
+    /// A new option must be added to [`ROWS`], or to the names here: requests for an absence (`fill: false`), paths
+    /// that are read or refused, and what always acts.
+    fn fields_are_known(options: ModelOptions) {
+        let ModelOptions {
+            budget: _,
+            reserved_bytes: _,
+            lent_bytes: _,
+            overcommit: _,
+            passthrough: _,
+            repack: _,
+            mtp: _,
+            expects: _,
+            expert_cache: _,
+            low: _,
+            low_share: _,
+            precision,
+            routing:
+                RoutingOptions {
+                    cache_bias: _,
+                    keep_top: _,
+                    substitute: _,
+                    spares_flat: _,
+                    substitute_max: _,
+                    drop: _,
+                    virtual_experts: _,
+                    virtual_update: _,
+                    target_latency: _,
+                    loss_bound: _,
+                    prompts: _,
+                },
+            // Its line at the start says what it chose.
+            loss_bound: _,
+            kernels: _,
+            caching:
+                CachingOptions {
+                    policy: _,
+                    weights: _,
+                    slots: _,
+                    predictor: _,
+                    prefetch: _,
+                    distance: _,
+                    overlap: _,
+                    fill: _,
+                },
+            path_table: _,
+            trace: _,
+            routes: _,
+            cache_state: _,
+            cache_state_dir: _,
+            io: _,
+            mirrors: _,
+            n_gpu_layers: _,
+            device:
+                DeviceOptions {
+                    devices: _,
+                    rpc: _,
+                    split: _,
+                    main: _,
+                    tensor_split: _,
+                    n_cpu_moe: _,
+                    op_offload: _,
+                    override_tensors: _,
+                    cache: _,
+                    headroom: _,
+                    cpu_helper: _,
+                    pinned: _,
+                    unified: _,
+                },
+            check_tensors: _,
+            kv_overrides: _,
+            adapters: _,
+        } = options;
+        let PrecisionOptions { mode: _, t1: _, t2: _, renormalise: _, prefill_low: _, upgrade: _, deterministic: _ } =
+            precision;
+    }
+
+    #[test]
+    fn every_option_acts_or_is_named_in_every_mode() {
+        fields_are_known(ModelOptions::default());
+        let everything = Parts { experts: true, low: true, devices: true, passthrough: false };
+        for (name, set, fits) in ROWS {
+            let mut options = ModelOptions::default();
+            set(&mut options);
+            let is_named = |parts| names(&options, parts).contains(&name);
+            // Rearranged weights are the CPU's.
+            assert_eq!(is_named(everything), name == "repack", "{name} where all parts are there");
+
+            let of_devices = options.of_devices().into_iter().any(|(device, is_set)| is_set && device == name);
+            let of_low = ["low_share", "t1", "t2", "prefill_low", "renormalise"].contains(&name);
+            assert_eq!(is_named(HERE), of_devices || of_low, "{name} on the CPU");
+            assert_eq!(is_named(Parts { devices: true, ..HERE }), of_low || name == "repack", "{name} on a device");
+
+            let fitting = Parts { passthrough: true, ..HERE };
+            let found = match (options.wants_a_cache(), is_named(fitting)) {
+                (true, false) => Fits::Cache,
+                (false, false) => Fits::Acts,
+                (_, true) => Fits::Named,
+            };
+            assert_eq!(found, fits, "{name} where the model fits");
+            // With a device llama.cpp does not run a model with experts by itself; its options then still act.
+            if fits == Fits::Named && !of_devices {
+                assert!(is_named(Parts { devices: true, ..fitting }), "{name} where the model fits, with a device");
+            }
+            let dense = Parts { experts: false, ..HERE };
+            assert_eq!(is_named(dense), !["overcommit", "repack"].contains(&name), "{name} on a dense model");
+        }
+    }
+
     #[test]
     fn refinements_without_what_they_refine_are_named() {
         let caching = CachingOptions { prefetch: Prefetch::On, distance: 3, ..Default::default() };
@@ -195,6 +396,13 @@ mod tests {
             names(&options, HERE),
             ["policy_weights", "prefetch", "prefetch_distance", "keep_top", "substitute_max"]
         );
+        let devices = DeviceOptions { main: 1, tensor_split: vec![1.0], ..Default::default() };
+        let named = |split| {
+            let device = DeviceOptions { split, ..devices.clone() };
+            names(&ModelOptions { device, ..Default::default() }, Parts { devices: true, ..HERE })
+        };
+        assert_eq!((named(SplitMode::Layer), named(SplitMode::None)), (vec!["main_gpu"], vec!["tensor_split"]));
+        assert_eq!(names(&ModelOptions { overcommit: true, ..Default::default() }, HERE), ["overcommit"]);
         assert_eq!(options.caching.acting(), CachingOptions::default());
         let predictor = Some(PredictorKind::StackedGate);
         let full = CachingOptions { policy: PolicyKind::Hobbit, predictor, ..options.caching };

@@ -32,6 +32,7 @@ pub use ggml::log::{LogLevel, set_log};
 pub use ggml::memory_use::trim_heap;
 pub use ggml::quantise::Ggml;
 pub use gpu::devices::{DeviceInfo, DeviceKind, devices};
+pub use gpu::link::{LinkSpeed, backends, link_speed};
 #[cfg(feature = "rpc")]
 pub use gpu::rpc::{RpcError, RpcEvent, RpcServer};
 pub use memory::tiers::Description;
@@ -56,4 +57,12 @@ pub use text::sampling::{Probabilities, Sampler};
 pub fn system_info() -> String {
     // SAFETY: returns a pointer to static text.
     unsafe { std::ffi::CStr::from_ptr(ggml_sys::llama::llama_print_system_info()) }.to_string_lossy().into_owned()
+}
+
+/// The linked llama.cpp: its build number, and ggml's version and commit as its sources say them.
+pub fn llama_cpp_version() -> String {
+    let text = ggml::text;
+    // SAFETY: both take no arguments and return static text.
+    let (version, commit) = unsafe { (text(ggml_sys::llama::ggml_version()), text(ggml_sys::llama::ggml_commit())) };
+    format!("b{}, ggml {version}, commit {commit}", ggml_sys::LLAMA_BUILD_NUMBER)
 }

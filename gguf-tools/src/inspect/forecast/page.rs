@@ -24,6 +24,21 @@ impl fmt::Display for Report {
     }
 }
 
+/// A forecast without its table of other memory sizes.
+pub struct Short<'a>(pub &'a Report);
+
+impl fmt::Display for Short<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(report) = self;
+        model(f, report)?;
+        machine(f, report)?;
+        match (&report.forecast, &report.refused) {
+            (Some(forecast), _) => speeds(f, report, forecast),
+            (None, why) => writeln!(f, "\nNo: {}", why.as_deref().unwrap_or_default()),
+        }
+    }
+}
+
 fn model(out: &mut fmt::Formatter<'_>, report: &Report) -> std::fmt::Result {
     let model = &report.model;
     writeln!(
@@ -243,7 +258,8 @@ fn billions(n: u64) -> String {
     }
 }
 
-fn rate(bytes_per_second: f64) -> String {
+/// A rate for people: `3.1 GB/s`.
+pub fn rate(bytes_per_second: f64) -> String {
     match bytes_per_second {
         rate if rate >= 1e12 => format!("{:.2} TB/s", rate / 1e12),
         rate if rate >= 1e9 => format!("{:.1} GB/s", rate / 1e9),

@@ -8,12 +8,11 @@ use crate::engine::model::needs::{ask, beside_passthrough, bounds, tensor_bytes}
 use crate::engine::source::model_source::ModelSource;
 use crate::engine::source::tables::Tables;
 use hobbit_core::gguf::{Catalog, ExpertMap, Gguf};
-use hobbit_core::options::{CachingOptions, ModelOptions, Repack, SessionOptions};
+use hobbit_core::options::{ModelOptions, Repack, SessionOptions};
 use hobbit_core::plan::{
-    Budget, BudgetSource, ExpertCache, Holds, MemoryLimits, MemoryPlan, PlanError, RepackInput, Room, RunMode,
-    context_tokens,
+    Budget, BudgetSource, Holds, MemoryLimits, MemoryPlan, PlanError, RepackInput, Room, RunMode, context_tokens,
 };
-use hobbit_core::store::{IoMode, PLANE_BUFFERS_BYTES};
+use hobbit_core::store::PLANE_BUFFERS_BYTES;
 
 /// Bytes by which the memory of a process differs from run to run.
 const DIFFERS_BYTES: u64 = 1 << 20;
@@ -163,18 +162,5 @@ fn enforced(options: &ModelOptions, limits: &MemoryLimits) -> u64 {
 
 /// Whether llama.cpp may run the model by itself if there is room.
 fn may_passthrough(source: &ModelSource, options: &ModelOptions) -> bool {
-    !source.is_pack && options.passthrough && !wants_a_cache(options)
-}
-
-/// Whether the options configure the expert cache, or request figures that only the seam has. Options that cannot act
-/// ([`ModelOptions::idle`]) do not count: shares and thresholds need low versions or missing experts, placement needs
-/// devices.
-fn wants_a_cache(options: &ModelOptions) -> bool {
-    options.expert_cache != ExpertCache::Auto
-        || options.low.is_some()
-        || options.precision.demands_exactness()
-        || options.caching.acting() != CachingOptions::default()
-        || options.io != IoMode::default()
-        || options.routes.is_some()
-        || [&options.path_table, &options.trace, &options.cache_state].into_iter().any(Option::is_some)
+    !source.is_pack && options.passthrough && !options.wants_a_cache()
 }

@@ -1,0 +1,318 @@
+//! Which program and which flags suit a model on a machine: from facts to lines, without reading anything.
+
+use hobbit_core::units::{Bytes, Percent};
+use serde::Serialize;
+
+/// What is known of a model and a machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    /// Name of the model's file.
+    pub file: String,
+    pub kind: Kind,
+    /// Bytes of all weights.
+    pub bytes: u64,
+    /// Memory that the process may take; `None` if the system does not say.
+    pub room: Option<u64>,
+    /// Memory that was asked for, and the context.
+    pub asked: Option<u64>,
+    pub ctx: Option<u32>,
+    pub fit: Fit,
+    /// `ulimit -v`, if there is one.
+    pub address_space: Option<u64>,
+    /// Why direct I/O does not work, if it does not.
+    pub no_direct: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    Dense,
+    Experts,
+    /// hobbit's own format.
+    Pack,
+}
+
+/// How much of the model has room.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fit {
+    /// All of it, in memory.
+    Memory,
+    /// All of it, on devices.
+    Device,
+    /// Some experts.
+    Part(Share),
+    /// Not even the rest, with the remedy.
+    Nothing(String),
+    /// No forecast, and why.
+    Unknown(String),
+}
+
+/// The experts that have room, and what that brings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Share {
+    /// In memory and on devices, 0..=1.
+    pub experts: f64,
+    /// On devices, in bytes; `None` without a usable one.
+    pub on_device: Option<u64>,
+    /// Fewer experts than one token uses.
+    pub below_token: bool,
+    /// Reads take longer than products.
+    pub reads_limit: bool,
+}
+
+/// The program to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Program {
+    Hobbit,
+    LlamaCpp,
+    /// Both run it, and which is faster was not measured.
+    Either,
+    Neither,
+}
+
+/// A flag, or a step before the command, with its reason.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Reasoned {
+    pub what: String,
+    pub why: String,
+}
+
+fn because(what: impl Into<String>, why: impl Into<String>) -> Reasoned {
+    Reasoned { what: what.into(), why: why.into() }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Choice {
+    pub program: Program,
+    pub why: String,
+    /// The command to use, if there is one.
+    pub command: Option<String>,
+    /// Every flag of the command, with its reason.
+    pub flags: Vec<Reasoned>,
+    /// What to do before.
+    pub before: Vec<Reasoned>,
+    /// Flags that make it faster and change results.
+    pub faster: Vec<Reasoned>,
+    /// What llama.cpp alone does.
+    pub llama_cpp: String,
+}
+
+/// Chooses the program and its flags.
+pub fn choose(facts: &Facts) -> Choice {
+    let (program, why) = program(facts);
+    let name = match program {
+        Program::Hobbit | Program::Either => Some("hobbit-cli"),
+        Program::LlamaCpp => Some("llama-cli"),
+        Program::Neither => None,
+    };
+    let flags = if name.is_some() { flags(facts, program) } else { Vec::new() };
+    let words = flags.iter().map(|flag| flag.what.as_str());
+    let command = name.map(|name| std::iter::once(name).chain(words).collect::<Vec<_>>().join(" "));
+    let runs_hobbit = matches!(program, Program::Hobbit | Program::Either);
+    Choice {
+        program,
+        why,
+        command,
+        before: if runs_hobbit { before(facts) } else { Vec::new() },
+        faster: if runs_hobbit { faster(facts) } else { Vec::new() },
+        flags,
+        llama_cpp: llama_cpp(facts),
+    }
+}
+
+fn program(facts: &Facts) -> (Program, String) {
+    let say = |program, why: &str| (program, why.to_owned());
+    match (facts.kind, &facts.fit) {
+        (Kind::Pack, _) => say(Program::Hobbit, "an expert pack: llama.cpp does not read its experts"),
+        (_, Fit::Nothing(why)) => say(Program::Neither, why),
+        (Kind::Dense, Fit::Memory | Fit::Device) => {
+            say(Program::LlamaCpp, "a dense model that fits: use llama.cpp, hobbit brings nothing")
+        }
+        (Kind::Dense, _) => say(
+            Program::LlamaCpp,
+            "a dense model has no experts that could stay in its file: use llama.cpp, and a smaller quant if it does \
+             not fit",
+        ),
+        (_, Fit::Memory) => say(
+            Program::LlamaCpp,
+            "the whole model fits: use llama.cpp, which hobbit-cli would only run by itself, with faster kernels for \
+             prompts",
+        ),
+        (_, Fit::Device) => say(Program::LlamaCpp, "the whole model fits on the device: use llama.cpp"),
+        (_, Fit::Part(share)) if share.on_device.is_some() && facts.room.is_some_and(|room| facts.bytes <= room) => {
+            say(
+                Program::Either,
+                "memory holds the whole model, and the device a part: hobbit keeps experts in use there, llama.cpp \
+             fixed layers (--n-cpu-moe). No GPU was measured: try both (hobbit-bench --baseline)",
+            )
+        }
+        (_, Fit::Part(share)) => (
+            Program::Hobbit,
+            format!(
+                "the model does not fit: hobbit keeps {:.0} of its experts, and reads others while it computes",
+                Percent(share.experts)
+            ),
+        ),
+        (_, Fit::Unknown(why)) => (Program::Hobbit, format!("not forecast ({why}); hobbit decides when it loads")),
+    }
+}
+
+fn flags(facts: &Facts, program: Program) -> Vec<Reasoned> {
+    let mut flags = vec![because(format!("-m {}", quoted(&facts.file)), "the model; the rest is decided from it")];
+    if let Some(asked) = facts.asked.filter(|_| program != Program::LlamaCpp) {
+        let why = "the memory of the whole process that this page was asked for";
+        flags.push(because(format!("--mem-budget {}MiB", asked >> 20), why));
+    }
+    if let Some(ctx) = facts.ctx {
+        flags.push(because(format!("-c {ctx}"), "the context that this page was asked for"));
+    }
+    flags
+}
+
+fn before(facts: &Facts) -> Vec<Reasoned> {
+    let mut before = Vec::new();
+    if let Some(limit) = facts.address_space {
+        let why = format!("{} of addresses are allowed, and hobbit reserves addresses for all experts", Bytes(limit));
+        before.push(because("ulimit -v unlimited", why));
+    }
+    if let Some(why) = facts.no_direct.as_ref().filter(|why| why.contains("ulimit -l")) {
+        before.push(because("ulimit -l unlimited", format!("direct reads: {why}")));
+    }
+    before
+}
+
+fn faster(facts: &Facts) -> Vec<Reasoned> {
+    let Fit::Part(share) = facts.fit else { return Vec::new() };
+    let mut faster = Vec::new();
+    if share.below_token {
+        let why = "one token uses more experts than have room: other programs should give memory back, or a smaller \
+                   quant helps most";
+        faster.push(because("more memory", why));
+    }
+    if share.reads_limit {
+        faster.push(because("--cache-bias 0.2", "prefers experts in memory; approximate (docs/ROUTING.md)"));
+        if facts.kind != Kind::Pack {
+            let why = "reads experts of little weight in low precision; approximate, and makes a file beside the model \
+                       (docs/PRECISION.md)";
+            faster.push(because("--low auto", why));
+        }
+        faster.push(because("--mirror PATH", "reads from a copy on a second disk as well; exact"));
+    }
+    faster
+}
+
+fn llama_cpp(facts: &Facts) -> String {
+    let missing = facts.room.map_or(0, |room| facts.bytes.saturating_sub(room));
+    match (facts.kind, &facts.fit) {
+        (Kind::Pack, _) => "refuses the file; gguf-tools unpack makes a plain model of it".to_owned(),
+        (_, Fit::Memory | Fit::Device) => "runs it: no weight has to be read again".to_owned(),
+        (_, Fit::Unknown(_)) if facts.room.is_none() => "maps the file; whether it fits is not known".to_owned(),
+        (Kind::Dense, _) if missing > 0 => format!(
+            "maps the file, and reads at least {} again for every token, because all weights are used",
+            Bytes(missing)
+        ),
+        (_, Fit::Part(share)) if missing == 0 && share.on_device.is_some() => {
+            "keeps layers on the device as far as they fit, and computes the other experts on the CPU".to_owned()
+        }
+        _ if missing > 0 => format!(
+            "maps the file: {} have no room, so tokens wait for page faults, and the kernel decides what stays",
+            Bytes(missing)
+        ),
+        _ => "maps the file, and has little room beside it".to_owned(),
+    }
+}
+
+/// A word for a shell.
+fn quoted(word: &str) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.+=,:@%".contains(letter);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hobbit_core::units::GIB;
+
+    const SHARE: Share = Share { experts: 0.25, on_device: None, below_token: false, reads_limit: true };
+
+    fn facts(kind: Kind, fit: Fit) -> Facts {
+        Facts {
+            file: "model.gguf".to_owned(),
+            kind,
+            bytes: 20 * GIB,
+            room: Some(if fit == Fit::Memory { 32 * GIB } else { 8 * GIB }),
+            asked: None,
+            ctx: None,
+            fit,
+            address_space: None,
+            no_direct: None,
+        }
+    }
+
+    fn names(reasoned: &[Reasoned]) -> Vec<&str> {
+        reasoned.iter().map(|reasoned| &*reasoned.what).collect()
+    }
+
+    #[test]
+    fn llama_cpp_is_named_where_hobbit_brings_nothing() {
+        for (kind, fit) in [(Kind::Dense, Fit::Memory), (Kind::Experts, Fit::Memory), (Kind::Experts, Fit::Device)] {
+            let choice = choose(&facts(kind, fit.clone()));
+            assert_eq!(choice.program, Program::LlamaCpp, "{kind:?} {fit:?}");
+            assert!(choice.why.contains("use llama.cpp"), "{}", choice.why);
+            assert_eq!(choice.command.as_deref(), Some("llama-cli -m model.gguf"));
+            assert!(choice.faster.is_empty() && choice.before.is_empty());
+        }
+        let large = choose(&facts(Kind::Dense, Fit::Part(SHARE)));
+        assert!(large.why.contains("smaller quant") && large.llama_cpp.contains("12.00 GiB again"), "{large:?}");
+    }
+
+    #[test]
+    fn a_model_that_does_not_fit_is_hobbits() {
+        let choice = choose(&facts(Kind::Experts, Fit::Part(SHARE)));
+        assert_eq!((choice.program, choice.command.as_deref()), (Program::Hobbit, Some("hobbit-cli -m model.gguf")));
+        assert!(choice.why.contains("25 %") && choice.llama_cpp.contains("12.00 GiB have no room"), "{choice:?}");
+        assert_eq!(names(&choice.faster), ["--cache-bias 0.2", "--low auto", "--mirror PATH"]);
+        let computes = Share { reads_limit: false, ..SHARE };
+        assert!(choose(&facts(Kind::Experts, Fit::Part(computes))).faster.is_empty());
+        let tiny = Share { below_token: true, ..computes };
+        assert_eq!(names(&choose(&facts(Kind::Experts, Fit::Part(tiny))).faster), ["more memory"]);
+    }
+
+    #[test]
+    fn every_flag_of_the_command_has_a_reason() {
+        let asked = Facts {
+            file: "my model.gguf".to_owned(),
+            asked: Some(8 * GIB),
+            ctx: Some(8192),
+            address_space: Some(4 * GIB),
+            no_direct: Some("io_uring may lock no more memory (raise RLIMIT_MEMLOCK: ulimit -l)".to_owned()),
+            ..facts(Kind::Experts, Fit::Part(SHARE))
+        };
+        let choice = choose(&asked);
+        assert_eq!(choice.command.unwrap(), "hobbit-cli -m 'my model.gguf' --mem-budget 8192MiB -c 8192");
+        assert_eq!(names(&choice.flags), ["-m 'my model.gguf'", "--mem-budget 8192MiB", "-c 8192"]);
+        assert!(choice.flags.iter().all(|flag| !flag.why.is_empty()));
+        assert_eq!(names(&choice.before), ["ulimit -v unlimited", "ulimit -l unlimited"]);
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+    }
+
+    #[test]
+    fn devices_packs_and_models_without_room() {
+        let share = Share { on_device: Some(GIB), ..SHARE };
+        let beside = Facts { room: Some(32 * GIB), ..facts(Kind::Experts, Fit::Part(share)) };
+        let either = choose(&beside);
+        assert!(either.program == Program::Either && either.why.contains("hobbit-bench --baseline"), "{either:?}");
+        assert_eq!(choose(&facts(Kind::Experts, Fit::Part(share))).program, Program::Hobbit);
+
+        let pack = choose(&facts(Kind::Pack, Fit::Unknown("an expert pack".to_owned())));
+        assert!(pack.program == Program::Hobbit && pack.llama_cpp.contains("unpack"), "{pack:?}");
+        let none = choose(&facts(Kind::Experts, Fit::Nothing("needs 9 GiB".to_owned())));
+        assert_eq!((none.program, none.command, &*none.why), (Program::Neither, None, "needs 9 GiB"));
+        let unknown = Facts { room: None, ..facts(Kind::Experts, Fit::Unknown("no memory is known".to_owned())) };
+        assert!(choose(&unknown).llama_cpp.contains("not known"));
+    }
+}

@@ -1,0 +1,249 @@
+//! Processor, memory and limits, from what Linux says of itself.
+
+use std::path::{Path, PathBuf};
+
+use hobbit_core::plan::{BudgetSource, MemoryLimits, MemoryPlan};
+use serde::Serialize;
+
+use super::Part;
+
+/// Reads files of the system; `None` for those that are not there.
+pub type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
+
+/// Instruction sets: llama.cpp's name, and the names in `/proc/cpuinfo`.
+const KERNELS: [(&str, &[&str]); 16] = [
+    ("SSE3", &["pni", "sse3"]),
+    ("AVX", &["avx"]),
+    ("AVX2", &["avx2"]),
+    ("FMA", &["fma"]),
+    ("F16C", &["f16c"]),
+    ("BMI2", &["bmi2"]),
+    ("AVX_VNNI", &["avx_vnni"]),
+    ("AVX512", &["avx512f"]),
+    ("AVX512_VBMI", &["avx512vbmi"]),
+    ("AVX512_VNNI", &["avx512_vnni"]),
+    ("AVX512_BF16", &["avx512_bf16"]),
+    ("AMX_INT8", &["amx_int8"]),
+    ("NEON", &["asimd", "neon"]),
+    ("DOTPROD", &["asimddp"]),
+    ("MATMUL_INT8", &["i8mm"]),
+    ("SVE", &["sve"]),
+];
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Processor {
+    pub name: Part<String>,
+    /// Instruction sets that llama.cpp was built for, and uses.
+    pub used: Vec<String>,
+    /// Instruction sets that the processor has and this build does not use.
+    pub left_out: Vec<String>,
+    /// llama.cpp's own words.
+    pub system_info: String,
+    /// Logical cores of the machine.
+    pub cores: Part<usize>,
+    /// Cores that this process may use, by affinity and quota.
+    pub usable: usize,
+    /// Why these are fewer.
+    pub limits: Vec<String>,
+    /// Programs that wanted a core in the last minute.
+    pub load: Option<f64>,
+}
+
+impl Processor {
+    /// `usable` is the standard library's count, which hobbit's threads follow; `system_info` llama.cpp's line.
+    pub fn of(read: Read<'_>, system_info: String, usable: usize) -> Self {
+        let file = |path: &str| read(Path::new(path)).unwrap_or_default();
+        let cpuinfo = file("/proc/cpuinfo");
+        let field = |key: &str| {
+            let line = cpuinfo.lines().find_map(|line| line.split_once(':').filter(|(name, _)| name.trim() == key));
+            line.map(|(_, value)| value.trim().to_owned()).filter(|value| !value.is_empty())
+        };
+        let flags = field("flags").or_else(|| field("Features")).unwrap_or_default();
+        let has = |names: &[&str]| flags.split(' ').any(|flag| names.contains(&flag));
+        let used = switched_on(&system_info);
+        let left_out = KERNELS.iter().filter(|(name, names)| has(names) && !used.iter().any(|used| used == name));
+        let cores = n_in_list(&file("/sys/devices/system/cpu/online"));
+        let allowed =
+            file("/proc/self/status").lines().find_map(|line| n_in_list(line.strip_prefix("Cpus_allowed_list:")?));
+        let mut limits = Vec::new();
+        if let Some(allowed) = allowed.filter(|allowed| cores.is_some_and(|cores| *allowed < cores)) {
+            limits.push(format!("affinity allows {allowed} (taskset, cpuset)"));
+        }
+        if let Some(quota) = cpu_quota(read).filter(|quota| cores.is_some_and(|cores| *quota < cores as f64)) {
+            limits.push(format!("the control group's quota is {quota:.1} cores"));
+        }
+        Self {
+            name: Part::of(field("model name").or_else(|| field("Model")), "/proc/cpuinfo does not name it"),
+            left_out: left_out.map(|(name, _)| (*name).to_owned()).collect(),
+            used,
+            system_info,
+            cores: Part::of(cores, "/sys does not count them"),
+            usable,
+            limits,
+            load: file("/proc/loadavg").split(' ').next().and_then(|load| load.parse().ok()),
+        }
+    }
+}
+
+/// Names that `llama_print_system_info` gives the value 1.
+fn switched_on(system_info: &str) -> Vec<String> {
+    let words = system_info.split(['|', ':']).filter_map(|part| part.trim().strip_suffix("= 1"));
+    words.map(|name| name.trim().to_owned()).collect()
+}
+
+/// How many numbers a list such as `0-3,8` has.
+fn n_in_list(list: &str) -> Option<usize> {
+    let range = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
+        last.checked_sub(first).map(|more| more + 1)
+    };
+    list.trim().split(',').map(range).sum()
+}
+
+/// The least quota of the control groups around this process, in cores.
+fn cpu_quota(read: Read<'_>) -> Option<f64> {
+    let groups = read(Path::new("/proc/self/cgroup"))?;
+    let quotas = groups.lines().filter_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next()?, fields.next()?.trim_start_matches('/'));
+        let mount = match controllers {
+            "" => PathBuf::from("/sys/fs/cgroup"),
+            list if list.split(',').any(|name| name == "cpu") => Path::new("/sys/fs/cgroup").join(list),
+            _ => return None,
+        };
+        let dirs = path.split('/').scan(mount.clone(), |dir, name| {
+            dir.push(name);
+            Some(dir.clone())
+        });
+        // In a container the path may lie outside of the mount.
+        std::iter::once(mount.clone()).chain(dirs).filter_map(|dir| quota_of(&dir, read)).reduce(f64::min)
+    });
+    quotas.reduce(f64::min)
+}
+
+fn quota_of(dir: &Path, read: Read<'_>) -> Option<f64> {
+    let number = |text: &str| text.trim().parse::<f64>().ok().filter(|number| *number > 0.0);
+    let file = |name: &str| read(&dir.join(name));
+    if let Some(text) = file("cpu.max") {
+        let (quota, period) = text.split_once(' ')?;
+        return Some(number(quota)? / number(period)?);
+    }
+    Some(number(&file("cpu.cfs_quota_us")?)? / number(&file("cpu.cfs_period_us")?)?)
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Memory {
+    pub total: Part<u64>,
+    pub available: Part<u64>,
+    pub swap: Option<u64>,
+    /// Limit of the control group, and what is left of it; `None` without a limit.
+    pub cgroup: Option<(u64, u64)>,
+    /// `ulimit -v`; `None` for unlimited.
+    pub address_space: Option<u64>,
+    /// `ulimit -l`; `None` for unlimited.
+    pub locked: Option<u64>,
+    /// The memory that hobbit takes without `--mem-budget`.
+    pub budget: Part<u64>,
+    /// The limit that decides the budget.
+    pub budget_from: Option<&'static str>,
+}
+
+impl Memory {
+    pub fn of(read: Read<'_>, limits: &MemoryLimits) -> Self {
+        let file = |path: &str| read(Path::new(path)).unwrap_or_default();
+        let meminfo = file("/proc/meminfo");
+        let field = |key: &str| {
+            let line = meminfo.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+        };
+        let ulimits = file("/proc/self/limits");
+        let soft = |key: &str| {
+            let line = ulimits.lines().find_map(|line| line.strip_prefix(key))?;
+            line.split_whitespace().next()?.parse().ok()
+        };
+        let unknown = "this system does not say";
+        let budget = limits.budget();
+        Self {
+            total: Part::of(field("MemTotal"), unknown),
+            available: Part::of(limits.mem_available, unknown),
+            swap: field("SwapTotal"),
+            cgroup: limits.cgroup.as_ref().map(|group| (group.limit, group.available())),
+            address_space: soft("Max address space"),
+            locked: soft("Max locked memory"),
+            budget: Part::of(budget.map(|(bytes, source)| MemoryPlan::without_margin(bytes, source)), unknown),
+            budget_from: budget.map(|(_, source)| match source {
+                BudgetSource::Cgroup => "the control group's limit",
+                BudgetSource::MemAvailable | BudgetSource::Given => "available memory",
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    fn files(files: &[(&str, &str)]) -> impl Fn(&Path) -> Option<String> + use<> {
+        let files: HashMap<PathBuf, String> = files.iter().map(|(path, text)| (path.into(), (*text).into())).collect();
+        move |path| files.get(path).cloned()
+    }
+
+    const INFO: &str = "CPU : SSE3 = 1 | AVX = 1 | AVX2 = 1 | AMX_INT8 = 0 | LLAMAFILE = 1 | ";
+
+    #[test]
+    fn kernels_that_a_build_leaves_out_are_named() {
+        let cpuinfo = "processor : 0\nmodel name\t: EPYC 9\nflags\t\t: pni avx avx2 avx512f amx_int8\n";
+        let read = files(&[
+            ("/proc/cpuinfo", cpuinfo),
+            ("/sys/devices/system/cpu/online", "0-15\n"),
+            ("/proc/self/status", "Name:\tx\nCpus_allowed_list:\t0-3,8\n"),
+            ("/proc/self/cgroup", "0::/user.slice/a.scope\n"),
+            ("/sys/fs/cgroup/user.slice/cpu.max", "250000 100000\n"),
+            ("/sys/fs/cgroup/user.slice/a.scope/cpu.max", "max 100000\n"),
+            ("/proc/loadavg", "0.50 1 1 1/2 3\n"),
+        ]);
+        let found = Processor::of(&read, INFO.to_owned(), 2);
+        assert_eq!(found.name, Part::Known("EPYC 9".to_owned()));
+        assert_eq!(
+            (&*found.used.join(" "), &*found.left_out.join(" ")),
+            ("SSE3 AVX AVX2 LLAMAFILE", "AVX512 AMX_INT8")
+        );
+        assert_eq!((found.cores, found.usable, found.load), (Part::Known(16), 2, Some(0.5)));
+        assert_eq!(found.limits, ["affinity allows 5 (taskset, cpuset)", "the control group's quota is 2.5 cores"]);
+    }
+
+    #[test]
+    fn quotas_of_the_first_version_count() {
+        let read = files(&[
+            ("/proc/self/cgroup", "4:memory:/jobs\n3:cpu,cpuacct:/jobs\n"),
+            ("/sys/fs/cgroup/cpu,cpuacct/jobs/cpu.cfs_quota_us", "150000\n"),
+            ("/sys/fs/cgroup/cpu,cpuacct/jobs/cpu.cfs_period_us", "100000\n"),
+            ("/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n"),
+        ]);
+        assert_eq!(cpu_quota(&read), Some(1.5));
+        assert_eq!((n_in_list("0"), n_in_list(""), n_in_list("3-1")), (Some(1), None, None));
+    }
+
+    #[test]
+    fn without_proc_every_part_says_so() {
+        let found = Processor::of(&|_| None, String::new(), 4);
+        assert!(matches!((&found.name, &found.cores), (Part::Unknown { .. }, Part::Unknown { .. })));
+        let memory = Memory::of(&|_| None, &MemoryLimits::default());
+        assert!(matches!((&memory.total, &memory.budget), (Part::Unknown { .. }, Part::Unknown { .. })));
+    }
+
+    #[test]
+    fn limits_of_memory() {
+        let limits = "Limit                     Soft Limit           Hard Limit           Units     \n\
+             Max locked memory         8388608              8388608              bytes     \n\
+             Max address space         unlimited            unlimited            bytes     \n";
+        let read = files(&[("/proc/self/limits", limits), ("/proc/meminfo", "MemTotal:  2048 kB\nSwapTotal: 0 kB\n")]);
+        let memory = Memory::of(&read, &MemoryLimits { mem_available: Some(1 << 20), cgroup: None, own: 0 });
+        assert_eq!((memory.total, memory.swap), (Part::Known(2 << 20), Some(0)));
+        assert_eq!((memory.locked, memory.address_space), (Some(8 << 20), None));
+        assert_eq!((memory.available, memory.budget_from), (Part::Known(1 << 20), Some("available memory")));
+    }
+}

@@ -1,0 +1,270 @@
+//! The page as text.
+
+use std::fmt::{self, Write as _};
+
+use hobbit::DeviceKind;
+use hobbit_core::units::{Bytes, Percent, ShortBytes};
+
+use super::choice::{Choice, Program};
+use super::disk::{Disk, Reads};
+use super::exact::Comparison;
+use super::host::{Memory, Processor};
+use super::{Advised, Device, Part, Report};
+use crate::inspect::forecast::{Short, rate};
+
+/// Columns of the page, and of its labels.
+const WIDTH: usize = 110;
+const LABEL: usize = 12;
+/// Indent of the forecast's long lines: its labels' columns.
+const INDENT: usize = 15;
+
+/// Prints a labelled text, wrapped below itself.
+fn row(f: &mut fmt::Formatter<'_>, label: &str, text: &str) -> fmt::Result {
+    wrapped(f, format!("{label:<LABEL$}"), LABEL, text)
+}
+
+/// Prints a text behind the beginning of a line, wrapped into lines with an indent.
+fn wrapped(f: &mut fmt::Formatter<'_>, mut line: String, indent: usize, text: &str) -> fmt::Result {
+    let mut is_empty = true;
+    for word in text.split(' ') {
+        if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            writeln!(f, "{}", line.trim_end())?;
+            line = " ".repeat(indent);
+            is_empty = true;
+        }
+        if !is_empty {
+            line.push(' ');
+        }
+        line.push_str(word);
+        is_empty = false;
+    }
+    writeln!(f, "{}", line.trim_end())
+}
+
+/// A part in words, or why it is missing.
+fn words<T>(part: &Part<T>, known: impl Fn(&T) -> String) -> String {
+    match part {
+        Part::Known(value) => known(value),
+        Part::Unknown { not_measured } => format!("not measured: {not_measured}"),
+    }
+}
+
+fn size(part: &Part<u64>) -> String {
+    words(part, |bytes| Bytes(*bytes).to_string())
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        row(f, "hobbit", &format!("{}, {}", self.hobbit, self.system))?;
+        row(f, "llama.cpp", &format!("{}; backends {}", self.llama_cpp, self.backends.join(", ")))?;
+        processor(f, &self.processor)?;
+        memory(f, &self.memory)?;
+        match &self.disk {
+            Part::Known(found) => disk(f, found)?,
+            unknown => row(f, "disk", &words(unknown, |_| String::new()))?,
+        }
+        match &self.devices {
+            Part::Known(all) if all.is_empty() => row(f, "devices", "none that this build can use")?,
+            Part::Known(all) => all.iter().try_for_each(|found| device(f, found))?,
+            unknown => row(f, "devices", &words(unknown, |_| String::new()))?,
+        }
+        for found in &self.exactness {
+            let text = format!("{}: {}", found.on, words(&found.outcome, comparison));
+            row(f, "exactness", &text)?;
+        }
+        if self.exactness.iter().any(|found| found.outcome.known().is_some()) {
+            row(f, "", "(the demo model with a quarter of its experts, against plain llama.cpp)")?;
+        }
+        if let Some(model) = &self.model {
+            writeln!(f)?;
+            advised(f, model)?;
+        }
+        writeln!(f, "\nmeasured in {:.0} s", self.seconds)
+    }
+}
+
+fn processor(f: &mut fmt::Formatter<'_>, found: &Processor) -> fmt::Result {
+    let name = words(&found.name, Clone::clone);
+    let cores = words(&found.cores, |cores| format!("{cores} cores"));
+    let mut text = format!("{name}, {cores}, usable {}", found.usable);
+    for limit in &found.limits {
+        let _ = write!(text, "; {limit}");
+    }
+    if let Some(load) = found.load {
+        let _ = write!(text, "; load {load:.1}");
+    }
+    row(f, "processor", &text)?;
+    let used = if found.used.is_empty() { "none named".to_owned() } else { found.used.join(" ") };
+    row(f, "kernels", &used)?;
+    match found.left_out.is_empty() {
+        true => Ok(()),
+        false => {
+            row(f, "", &format!("the processor also has {}, which this build leaves out", found.left_out.join(" ")))
+        }
+    }
+}
+
+fn memory(f: &mut fmt::Formatter<'_>, found: &Memory) -> fmt::Result {
+    let mut text = format!("{} in all, {} available", size(&found.total), size(&found.available));
+    if let Some(swap) = found.swap {
+        let _ = write!(text, ", swap {}", Bytes(swap));
+    }
+    let _ = match found.cgroup {
+        Some((limit, left)) => write!(text, "; control group {}, {} left", Bytes(limit), Bytes(left)),
+        None => write!(text, "; no control group limits it"),
+    };
+    row(f, "memory", &text)?;
+    let limit = |bytes: Option<u64>| bytes.map_or("unlimited".to_owned(), |bytes| Bytes(bytes).to_string());
+    let limits = format!(
+        "address space {} (ulimit -v), locked memory {} (ulimit -l)",
+        limit(found.address_space),
+        limit(found.locked)
+    );
+    row(f, "limits", &limits)?;
+    let from = found.budget_from.map_or(String::new(), |from| format!(", by {from}"));
+    row(f, "budget", &format!("{}{from}: what hobbit takes without --mem-budget", size(&found.budget)))
+}
+
+fn disk(f: &mut fmt::Formatter<'_>, found: &Disk) -> fmt::Result {
+    let place = words(&found.place, |place| {
+        let mut text = place.file_system.clone();
+        if let Some(device) = &place.device {
+            let _ = write!(text, " on {device}");
+        }
+        match place.rotational {
+            Some(true) => text.push_str(" (rotational)"),
+            Some(false) => text.push_str(" (not rotational)"),
+            None => {}
+        }
+        let _ = match place.read_ahead_kib {
+            Some(kib) => write!(text, ", read-ahead {kib} KiB"),
+            None => write!(text, ", read-ahead not known"),
+        };
+        text
+    });
+    let works = |part: &Part<bool>| match part {
+        Part::Known(_) => "works".to_owned(),
+        Part::Unknown { not_measured } => format!("does not work: {not_measured}"),
+    };
+    let text =
+        format!("{}: {place}; O_DIRECT {}; io_uring {}", found.file, works(&found.direct), works(&found.io_uring));
+    row(f, "disk", &text)?;
+    let what = if found.is_expert { ", a slice of an expert" } else { "" };
+    row(f, "", &format!("random reads of {}{what}, by reads at a time:", ShortBytes(found.read_bytes)))?;
+    for kind in ["direct", "buffered"] {
+        let known = found.reads.iter().filter_map(Part::known).filter(|reads| reads.kind == kind);
+        let figures: Vec<String> = known.map(speed).collect();
+        if !figures.is_empty() {
+            row(f, "", &format!("{kind:<8} {}", figures.join(", ")))?;
+        }
+    }
+    let missing = found.reads.iter().filter(|reads| reads.known().is_none());
+    missing.into_iter().try_for_each(|reads| row(f, "", &words(reads, |_| String::new())))
+}
+
+fn speed(reads: &Reads) -> String {
+    let mut text = format!("{}: {}", reads.depth, rate(reads.bytes_per_second));
+    if reads.kind == "buffered" {
+        let _ = match reads.from_disk {
+            Some(share) => write!(text, " ({:.0} from the disk)", Percent(share)),
+            None => write!(text, " (the page cache's share is not known)"),
+        };
+    }
+    text
+}
+
+fn device(f: &mut fmt::Formatter<'_>, found: &Device) -> fmt::Result {
+    let info = &found.info;
+    let kind = match info.kind {
+        DeviceKind::Integrated => "integrated",
+        DeviceKind::Accelerator => "helper of the CPU",
+        DeviceKind::Gpu | DeviceKind::Cpu => "with memory of its own",
+    };
+    let unified = if info.unified { ", experts in place in host memory" } else { "" };
+    let copies = words(&found.copies, |speed| {
+        let pinned = speed.pinned.map_or("it pins none".to_owned(), rate);
+        format!("copies from pinned memory {pinned}, from ordinary memory {}", rate(speed.pageable))
+    });
+    let memory = format!("{} of {} free", Bytes(info.free), Bytes(info.total));
+    row(f, "device", &format!("{} {}: {kind}{unified}, {memory}; {copies}", info.name, info.description))
+}
+
+fn comparison(found: &Comparison) -> String {
+    let Comparison { evaluations, equal, same_token, kl_mean, kl_max } = found;
+    if equal == evaluations {
+        return format!("equal bits in all {evaluations} evaluations");
+    }
+    format!(
+        "equal bits in {equal} of {evaluations} evaluations, same most probable token in {same_token}; KL divergence \
+         {kl_mean:.1e} (at most {kl_max:.1e})"
+    )
+}
+
+fn advised(f: &mut fmt::Formatter<'_>, found: &Advised) -> fmt::Result {
+    row(f, "model", &format!("{}, {}", found.file, Bytes(found.tensor_bytes)))?;
+    match &found.forecast {
+        Part::Known(report) => {
+            Short(report).to_string().lines().try_for_each(|line| wrapped(f, String::new(), INDENT, line))?;
+            writeln!(f)?;
+        }
+        Part::Unknown { not_measured } => row(f, "forecast", &format!("none: {not_measured}"))?,
+    }
+    choice(f, &found.choice)
+}
+
+fn choice(f: &mut fmt::Formatter<'_>, choice: &Choice) -> fmt::Result {
+    let verdict = match choice.program {
+        Program::Hobbit => "hobbit",
+        Program::LlamaCpp => "llama.cpp",
+        Program::Either => "hobbit or llama.cpp",
+        Program::Neither => "none",
+    };
+    row(f, "program", &format!("{verdict}: {}", choice.why))?;
+    for step in &choice.before {
+        row(f, "before", &format!("{}    {}", step.what, step.why))?;
+    }
+    if let Some(command) = &choice.command {
+        row(f, "command", command)?;
+    }
+    for flag in &choice.flags {
+        row(f, "", &format!("{}: {}", flag.what, flag.why))?;
+    }
+    for flag in &choice.faster {
+        row(f, "faster", &format!("{}: {}", flag.what, flag.why))?;
+    }
+    row(f, "llama.cpp", &format!("alone {}", choice.llama_cpp))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Row(&'static str);
+
+    impl fmt::Display for Row {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            row(f, "label", self.0)
+        }
+    }
+
+    #[test]
+    fn long_lines_continue_below_their_text() {
+        let words: &'static str = Box::leak(["word"; 30].join(" ").into_boxed_str());
+        let text = Row(words).to_string();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2);
+        assert!(lines[0].starts_with("label       word word") && lines[0].len() <= WIDTH, "{text}");
+        assert!(lines[1].starts_with("            word"), "{text}");
+        assert_eq!(Row("direct   1: fast").to_string(), "label       direct   1: fast\n");
+    }
+
+    #[test]
+    fn exactness_and_missing_parts_in_words() {
+        let equal = Comparison { evaluations: 17, equal: 17, same_token: 17, kl_mean: 0.0, kl_max: 0.0 };
+        assert_eq!(comparison(&equal), "equal bits in all 17 evaluations");
+        let differs = comparison(&Comparison { equal: 3, same_token: 16, kl_mean: 2.5e-7, kl_max: 1e-6, ..equal });
+        assert!(differs.contains("3 of 17") && differs.contains("2.5e-7 (at most 1.0e-6)"), "{differs}");
+        assert_eq!(size(&Part::unknown("no /proc")), "not measured: no /proc");
+        assert_eq!(size(&Part::Known(1 << 30)), "1.00 GiB");
+    }
+}
