@@ -150,7 +150,9 @@ fn program(facts: &Facts) -> (Program, String) {
         (_, Fit::Part(share)) => (
             Program::Hobbit,
             format!(
-                "the model does not fit: hobbit keeps {:.0} of its experts, and reads others while it computes",
+                "the model does not fit{}: hobbit keeps {:.0} of its experts in memory, and reads the others when they \
+                 are needed",
+                facts.asked.map_or(String::new(), |asked| format!(" in the {} asked for", Bytes(asked))),
                 Percent(share.experts)
             ),
         ),

@@ -55,6 +55,11 @@ fn size(part: &Part<u64>) -> String {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(model) = &self.model {
+            row(f, "model", &format!("{}, {}", model.file, Bytes(model.tensor_bytes)))?;
+            choice(f, &model.choice)?;
+            writeln!(f)?;
+        }
         row(f, "hobbit", &format!("{}, {}", self.hobbit, self.system))?;
         row(f, "llama.cpp", &format!("{}; backends {}", self.llama_cpp, self.backends.join(", ")))?;
         processor(f, &self.processor)?;
@@ -73,11 +78,20 @@ impl fmt::Display for Report {
             row(f, "exactness", &text)?;
         }
         if self.exactness.iter().any(|found| found.outcome.known().is_some()) {
-            row(f, "", "(the demo model with a quarter of its experts, against plain llama.cpp)")?;
+            row(
+                f,
+                "",
+                "(a self-test: hobbit with a quarter of the demo model's experts in memory, and plain llama.cpp)",
+            )?;
         }
-        if let Some(model) = &self.model {
-            writeln!(f)?;
-            advised(f, model)?;
+        match &self.model {
+            Some(model) => {
+                writeln!(f)?;
+                forecast(f, model)?;
+            }
+            None => {
+                row(f, "next", "gguf-tools doctor MODEL.gguf: what fits, how fast it will be, and the command to use")?
+            }
         }
         writeln!(f, "\nmeasured in {:.0} s", self.seconds)
     }
@@ -99,7 +113,12 @@ fn processor(f: &mut fmt::Formatter<'_>, found: &Processor) -> fmt::Result {
     match found.left_out.is_empty() {
         true => Ok(()),
         false => {
-            row(f, "", &format!("the processor also has {}, which this build leaves out", found.left_out.join(" ")))
+            let text = format!(
+                "the processor also has {}, which this build leaves out: build with -C target-cpu=native, the \
+                 checkout's setting",
+                found.left_out.join(" ")
+            );
+            row(f, "", &text)
         }
     }
 }
@@ -163,6 +182,9 @@ fn disk(f: &mut fmt::Formatter<'_>, found: &Disk) -> fmt::Result {
 }
 
 fn speed(reads: &Reads) -> String {
+    if reads.kind == "buffered" && reads.from_disk.is_some_and(|share| share < 0.5) {
+        return format!("{}: already in memory", reads.depth);
+    }
     let mut text = format!("{}: {}", reads.depth, rate(reads.bytes_per_second));
     if reads.kind == "buffered" {
         let _ = match reads.from_disk {
@@ -192,7 +214,7 @@ fn device(f: &mut fmt::Formatter<'_>, found: &Device) -> fmt::Result {
 fn comparison(found: &Comparison) -> String {
     let Comparison { evaluations, equal, same_token, kl_mean, kl_max } = found;
     if equal == evaluations {
-        return format!("equal bits in all {evaluations} evaluations");
+        return format!("the logits are llama.cpp's, bit for bit, in all {evaluations} evaluations");
     }
     format!(
         "equal bits in {equal} of {evaluations} evaluations, same most probable token in {same_token}; KL divergence \
@@ -200,16 +222,13 @@ fn comparison(found: &Comparison) -> String {
     )
 }
 
-fn advised(f: &mut fmt::Formatter<'_>, found: &Advised) -> fmt::Result {
-    row(f, "model", &format!("{}, {}", found.file, Bytes(found.tensor_bytes)))?;
+fn forecast(f: &mut fmt::Formatter<'_>, found: &Advised) -> fmt::Result {
     match &found.forecast {
         Part::Known(report) => {
-            Short(report).to_string().lines().try_for_each(|line| wrapped(f, String::new(), INDENT, line))?;
-            writeln!(f)?;
+            Short(report).to_string().lines().try_for_each(|line| wrapped(f, String::new(), INDENT, line))
         }
-        Part::Unknown { not_measured } => row(f, "forecast", &format!("none: {not_measured}"))?,
+        Part::Unknown { not_measured } => row(f, "forecast", &format!("none: {not_measured}")),
     }
-    choice(f, &found.choice)
 }
 
 fn choice(f: &mut fmt::Formatter<'_>, choice: &Choice) -> fmt::Result {
@@ -261,7 +280,7 @@ mod tests {
     #[test]
     fn exactness_and_missing_parts_in_words() {
         let equal = Comparison { evaluations: 17, equal: 17, same_token: 17, kl_mean: 0.0, kl_max: 0.0 };
-        assert_eq!(comparison(&equal), "equal bits in all 17 evaluations");
+        assert!(comparison(&equal).ends_with("bit for bit, in all 17 evaluations"));
         let differs = comparison(&Comparison { equal: 3, same_token: 16, kl_mean: 2.5e-7, kl_max: 1e-6, ..equal });
         assert!(differs.contains("3 of 17") && differs.contains("2.5e-7 (at most 1.0e-6)"), "{differs}");
         assert_eq!(size(&Part::unknown("no /proc")), "not measured: no /proc");
