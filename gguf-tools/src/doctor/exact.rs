@@ -20,8 +20,9 @@ use serde::Serialize;
 use super::Part;
 
 /// Evaluated: the first tokens as a prompt, the others one by one.
-const TEXT: &str = "In the beginning God created the heaven and the earth. And the earth was without form, and void; and darkness was \
-     upon the face of the deep. And the Spirit of God moved upon the face of the waters.";
+const TEXT: &str = "In the beginning God created the heaven and the earth. And the earth was without form, and void; \
+                    and darkness was upon the face of the deep. And the Spirit of God moved upon the face of the \
+                    waters.";
 const PROMPT_TOKENS: usize = 16;
 const TOKENS: usize = 32;
 /// hobbit's part of the experts, on the host and on a device.
