@@ -41,6 +41,7 @@ pub enum Signal {
 }
 
 impl Signal {
+    #[cfg(unix)]
     fn of(number: i32) -> Option<Self> {
         [Self::Interrupt, Self::Terminate, Self::HangUp].into_iter().find(|signal| *signal as i32 == number)
     }
@@ -199,7 +200,7 @@ extern "C" fn lost_page(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
 
