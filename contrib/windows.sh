@@ -48,21 +48,22 @@ wine_library "$try/$name"
 cd "$try/$name"
 step() { echo "== $*"; }
 wined() { # PROGRAM FLAGS...: shows the log only if the program fails
-  wine "$@" 2>"$place/try/log" || { status=$?; cat "$place/try/log"; echo "windows: $1 ends with $status" >&2; exit 1; }
+  wine "$@" 2>"$place/try/log" || { echo "windows: $1 ends with $?:" >&2; cat "$place/try/log" >&2; exit 1; }
 }
 step "versions"
 for program in $programs; do
-  wined "$program.exe" --version </dev/null | head -1
+  wined "$program.exe" --version </dev/null >"$place/try/version"
+  head -1 "$place/try/version"
 done
 partial="--expert-cache 25% --io direct"
 step "text with a quarter of the experts in memory, from the model and from a pack of it"
-wined gguf-tools.exe pack models/demo.gguf -o models/pack.gguf --low q4_0 </dev/null
+wined gguf-tools.exe pack models/demo.gguf -o models/pack.gguf </dev/null
 for model in demo pack; do
   # shellcheck disable=SC2086
   wined hobbit-cli.exe -m models/$model.gguf -p "Once upon a time" -n 24 --temp 0 $partial -no-cnv </dev/null \
-    | tee "$place/try/$model.txt"
-  echo
+    >"$place/try/$model.txt"
 done
+cat "$place/try/demo.txt"
 cmp "$place/try/demo.txt" "$place/try/pack.txt"
 step "a conversation"
 # shellcheck disable=SC2086
@@ -81,7 +82,7 @@ server=$!
 trap 'kill -9 $server 2>/dev/null || true' EXIT
 ask() { curl -sSf --max-time 120 "http://127.0.0.1:$port$1" ${2:+-d "$2"} -H 'content-type: application/json'; }
 tries=0
-until ask /health 2>/dev/null; do
+until ask /health >/dev/null 2>&1; do
   tries=$((tries + 1))
   if [ $tries = 120 ] || ! kill -0 $server; then cat "$place/try/server.log"; exit 1; fi
   sleep 1
