@@ -161,6 +161,7 @@ static LOST_PAGE: OnceLock<String> = OnceLock::new();
 
 /// From now on an unreadable page of a mapped file ends the process with a message that names `model`, and with the
 /// status of a failure: if all of a model fits, llama.cpp maps its file.
+#[cfg_attr(not(target_os = "linux"), expect(clippy::needless_return, reason = "a handler follows on Linux"))]
 pub fn explain_lost_pages(model: &Path) {
     let line = format!(
         "error: {}: a part of this file cannot be read any more: it was cut or written to while in use, or its disk \
