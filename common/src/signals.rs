@@ -41,6 +41,7 @@ pub enum Signal {
 }
 
 impl Signal {
+    #[cfg(unix)]
     fn of(number: i32) -> Option<Self> {
         [Self::Interrupt, Self::Terminate, Self::HangUp].into_iter().find(|signal| *signal as i32 == number)
     }
@@ -160,6 +161,7 @@ static LOST_PAGE: OnceLock<String> = OnceLock::new();
 
 /// From now on an unreadable page of a mapped file ends the process with a message that names `model`, and with the
 /// status of a failure: if all of a model fits, llama.cpp maps its file.
+#[cfg_attr(not(target_os = "linux"), expect(clippy::needless_return, reason = "a handler follows on Linux"))]
 pub fn explain_lost_pages(model: &Path) {
     let line = format!(
         "error: {}: a part of this file cannot be read any more: it was cut or written to while in use, or its disk \
@@ -199,7 +201,7 @@ extern "C" fn lost_page(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
 

@@ -27,21 +27,23 @@ fn main() {
     link_windows();
 }
 
-/// Links what llama.cpp needs of Windows and of the compiler. llama-cpp-sys-2 asks for the compiler's libraries as DLLs,
-/// too, so programs need them beside them.
+/// Links what llama.cpp needs of Windows and of the compiler. llama-cpp-sys-2 asks for the compiler's libraries without
+/// saying how: the linker takes the archives because their directory, which is searched first, has no DLLs.
 fn link_windows() {
     let is = |variable: &str, value: &str| env::var(variable).is_ok_and(|found| found == value);
     if !(is("CARGO_CFG_TARGET_OS", "windows") && is("CARGO_CFG_TARGET_ENV", "gnu")) {
         return;
     }
     let compiler = cc::Build::new().cpp(true).get_compiler();
+    let archives = PathBuf::from(env::var("OUT_DIR").expect("cargo sets OUT_DIR")).join("compiler");
+    fs::create_dir_all(&archives).expect("OUT_DIR is writable");
+    println!("cargo:rustc-link-search=native={}", archives.display());
     for library in ["stdc++", "gomp", "winpthread"] {
-        let asked = compiler.to_command().arg(format!("--print-file-name=lib{library}.a")).output();
+        let name = format!("lib{library}.a");
+        let asked = compiler.to_command().arg(format!("--print-file-name={name}")).output();
         let asked = asked.expect("the C++ compiler runs");
-        let path = PathBuf::from(String::from_utf8_lossy(&asked.stdout).trim());
-        let directory =
-            path.parent().filter(|_| path.is_file()).expect("the C++ compiler has its library as an archive");
-        println!("cargo:rustc-link-search=native={}", directory.display());
+        let path = String::from_utf8_lossy(&asked.stdout).trim().to_owned();
+        fs::copy(path, archives.join(name)).expect("the C++ compiler has its library as an archive");
         println!("cargo:rustc-link-lib=static:-bundle={library}");
     }
     for library in ["ws2_32", "crypt32", "bcrypt", "shell32", "mingwex", "mingw32", "msvcrt"] {
