@@ -22,7 +22,7 @@ pub struct ModelArgs {
     pub check_tensors: Switch,
     /// Rearrange weights for the CPU: all where the whole model fits and llama.cpp runs it by itself, and where half of
     /// the experts have slots and are of MXFP4, Q4_0 or IQ4_NL (auto); always all (on); all but experts, which decodes
-    /// K-quants faster (ordinary); or never (off). It changes the last bits of some types' results
+    /// Q4_K faster without AVX-512 (ordinary); or never (off). It changes the last bits of some types' results
     #[arg(long, value_name = REPACK, value_parser = repack, default_value = "auto", env = "LLAMA_ARG_REPACK")]
     pub repack: Repack,
     /// Replace metadata of the file, e.g. llama.expert_used_count=int:2; comma-separated or repeated
