@@ -17,10 +17,7 @@ import matplotlib.pyplot as plt
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "benches/results/amd-epyc-2c-24gib-virtio/prove/routes.jsonl"
 OUT = ROOT / "docs/images/speed-memory.svg"
-MODELS = {
-    "qwen3-30b.gguf": "Qwen3-30B-A3B's shape, Q4_K",
-    "gptoss.gguf": "gpt-oss-120b's shape, 6 of 36 layers, MXFP4",
-}
+MODELS = {"qwen3-30b.gguf": "Qwen3-30B-A3B's shape, Q4_K", "gptoss.gguf": "gpt-oss-120b's shape, 6 of 36 layers, MXFP4"}
 ENGINES = {"hobbit": "#2f7d4f", "llama.cpp": "#9aa3ab"}
 
 
