@@ -1,5 +1,5 @@
-//! Stamps the version and the commit, which `doctor` names. With dynamic backends the program looks for libraries beside
-//! itself. hobbit-server's build script, too.
+//! The build script of gguf-tools and of hobbit-server. Stamps the version and the commit, which `doctor` names. With
+//! dynamic backends the program looks for libraries beside itself.
 
 use std::path::Path;
 use std::process::Command;

@@ -70,8 +70,8 @@ fn whole_and_partial_mirrors_are_read_and_change_no_logit() {
     assert_eq!(notices_about(dir.path().to_str().unwrap()), [""; 0]);
 }
 
-/// Reads of a cut or rewritten mirror go to the model's file, and one line says so. On a busy machine the mirror may have
-/// answered so late that it is not asked again: then another run shows it.
+/// The engine reads the model's file instead of a mirror that was cut or rewritten, and prints one line. A slow answer
+/// on a busy machine can keep it from reading the mirror again, so the test repeats the run.
 #[test]
 fn mirrors_that_change_while_they_are_read_change_no_logit() {
     quiet_llama_cpp();

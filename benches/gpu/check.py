@@ -146,7 +146,7 @@ class Shape:
     layers: int
     # The full model's divided as its layers are: the output's part of the bytes stays.
     vocab: int
-    # Of the experts, in the device's memory: beside a GPU of 24 GB, a multiple of a layer.
+    # Percent of the experts in the device's memory, as in 24 GB for the full model, rounded to whole layers.
     percent: int
 
     def n_cpu_moe(self) -> list[int]:

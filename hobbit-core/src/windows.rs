@@ -443,7 +443,7 @@ pub fn prepare_console() {
 /// Bytes by which a process is given a socket.
 pub const SOCKET_BYTES: usize = size_of::<WSAPROTOCOL_INFOW>();
 
-/// What a process needs to open a socket of ours.
+/// Description of a socket with which another process opens it.
 pub fn socket_for(socket: &TcpListener, process: u32) -> io::Result<[u8; SOCKET_BYTES]> {
     let mut bytes = [0; SOCKET_BYTES];
     // SAFETY: the struct is plain numbers, and has room for what the call writes.

@@ -13,7 +13,7 @@ fn settings_have_the_flags_that_programs_declare() {
     let command = super::LowArgs::command();
     let declared = |long: &str| command.get_arguments().any(|arg| arg.get_long() == Some(long));
     let settings = ["low", "mirror", "trace", "cache_state", "path_table", "lora", "control_vectors"];
-    // Of options that may be idle.
+    // Names of options that may be idle.
     let idle = ["io", "kernels", "repack", "overcommit", "mem_budget", "keep_top", "route_prompts", "virtual_update"];
     for flag in settings.map(|setting| flag(setting).to_owned()).into_iter().chain(idle.map(spelled)) {
         assert!(declared(flag.trim_start_matches("--")), "{flag}");

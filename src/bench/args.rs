@@ -131,8 +131,8 @@ pub struct ComparisonArgs {
     #[arg(long, value_name = "MODE", default_value = "mmap",
           value_parser = ["mmap", "none", "mlock", "mmap+mlock", "dio", "auto"])]
     pub load_mode: String,
-    /// Weights that hobbit and llama.cpp repack for the CPU: 0 (none), 1 (all) or ordinary (all but experts). The choice
-    /// changes the last bits of logits
+    /// Weights that hobbit and llama.cpp repack for the CPU: 0 (none), 1 (all) or ordinary (all but experts). It changes
+    /// the last bits of logits
     #[arg(long, value_name = "0|1|ordinary", default_value = "0", value_parser = ["0", "1", "ordinary"])]
     pub repack: String,
     /// Do not measure the disk, which the roofline needs

@@ -19,7 +19,7 @@ pub(super) const SIGINT: i32 = 2;
 pub const SIGKILL: i32 = 9;
 pub const SIGTERM: i32 = 15;
 
-/// Where signals go while somebody listens.
+/// Receiver of signals; `None` while no thread listens.
 static LISTENER: Mutex<Option<Sender<Signal>>> = Mutex::new(None);
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

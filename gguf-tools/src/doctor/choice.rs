@@ -3,7 +3,7 @@
 use hobbit_core::units::{Bytes, Percent};
 use serde::Serialize;
 
-/// What is known of a model and a machine.
+/// Facts about a model and a machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
     /// Name of the model's file.
@@ -90,11 +90,11 @@ pub struct Choice {
     pub command: Option<String>,
     /// Every flag of the command, with its reason.
     pub flags: Vec<Reasoned>,
-    /// What to do before.
+    /// Steps before the command.
     pub before: Vec<Reasoned>,
     /// Flags that make it faster and change results.
     pub faster: Vec<Reasoned>,
-    /// What llama.cpp alone does.
+    /// Behaviour of llama.cpp with the model, without hobbit.
     pub llama_cpp: String,
 }
 

@@ -57,7 +57,7 @@ pub struct Reads {
     pub from_disk: Option<f64>,
 }
 
-/// What is read of a model's file.
+/// Places and size of the reads in a model's file.
 struct Target {
     files: Vec<PathBuf>,
     ranges: Vec<Extent>,
@@ -192,7 +192,7 @@ fn mounted(path: &Path, mountinfo: &str, read: Read<'_>) -> Option<Place> {
         let (numbers, mount) = (place.next()?, place.nth(1)?.replace("\\040", " "));
         path.starts_with(&mount).then_some((mount.len(), numbers, kind.split(' ').next()?))
     });
-    // Of several mounts at one place the last one is seen.
+    // If several file systems are mounted at one place, the last one is visible.
     let (_, numbers, file_system) = mounts.max_by_key(|mount| mount.0)?;
     let number = |path: String| read(Path::new(&path))?.trim().parse::<u64>().ok();
     let block = |file: &str| {

@@ -32,7 +32,7 @@ const PROCESS_TIME: Duration = Duration::from_secs(30);
 /// Measured copies.
 const COPY_TIME: Duration = Duration::from_millis(300);
 
-/// What a process is to do.
+/// The task of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Job {
     /// Logits of plain llama.cpp.
@@ -74,7 +74,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Of logits of `n_vocab` tokens, evaluation by evaluation.
+    /// Compares the logits of `n_vocab` tokens, evaluation by evaluation.
     fn of(theirs: &[f32], ours: &[f32], n_vocab: usize) -> Self {
         let pairs = || theirs.chunks(n_vocab).zip(ours.chunks(n_vocab));
         let kl: Vec<f64> = pairs().map(|(theirs, ours)| divergence(theirs, ours)).collect();

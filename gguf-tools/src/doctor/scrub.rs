@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Default)]
 pub struct Scrub(Vec<(String, String)>);
 
-/// What stands for a directory.
+/// Replaces a directory in messages.
 const DIRECTORY: &str = "DIRECTORY";
 
 impl Scrub {

@@ -80,7 +80,7 @@ impl FileState {
         Self::of(&crate::windows::open_for_facts(path, false)?)
     }
 
-    /// What tells the file from others: two names of one file have the same.
+    /// Identity of the file: equal for all names of one file.
     pub(crate) fn identity(&self) -> (u64, u64) {
         self.identity
     }

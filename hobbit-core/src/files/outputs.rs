@@ -306,7 +306,7 @@ pub(super) fn is_device(path: &Path) -> bool {
         || path.as_os_str().to_string_lossy().starts_with(r"\\.\")
 }
 
-/// Whether a name stands for a device: elsewhere the file system says so.
+/// Whether a name stands for a device. Only Windows has such names; on other systems devices are files.
 #[cfg(not(windows))]
 pub(super) fn is_device(_: &Path) -> bool {
     false

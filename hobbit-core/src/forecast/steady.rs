@@ -24,7 +24,8 @@ const TOKENS: (u64, u64) = (8, 64);
 pub struct Products {
     /// Time of a layer besides its experts; parts outside of layers are divided among them.
     pub layer_seconds: f64,
-    /// Time of an expert that is not on the GPU: on the CPU or, if that is sooner, copied to the GPU and computed there.
+    /// Time of an expert that is not on the GPU: on the CPU or, if that is sooner, copied to the GPU and computed
+    /// there.
     pub expert_seconds: f64,
     /// Time of an expert that is on the GPU.
     pub device_expert_seconds: f64,

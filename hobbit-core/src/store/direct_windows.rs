@@ -32,6 +32,7 @@ impl Default for DirectOptions {
     fn default() -> Self {
         Self {
             depth: 16,
+            // A thread's buffer is as large.
             chunk_bytes: 1 << 20,
             #[cfg(test)]
             cut_bytes: None,

@@ -183,8 +183,10 @@ fn read_chunk<S: Source>(source: &S, request: &ReadRequest, start: u64, len: u64
     // SAFETY: `ReadRequest::check` held `lead + extent.len <= capacity`, and `start + len <= extent.len`. By the
     // contract of `SlotPtr::new` the `capacity` bytes are initialised and ours until the answer, and the chunks of one
     // slice do not overlap. The margins are inside the capacity, before the first chunk and after the last one.
-    let dst =
-        unsafe { std::slice::from_raw_parts_mut(request.dst.as_ptr().add(at - head), head + len as usize + tail) };
+    let dst = unsafe {
+        let first = request.dst.as_ptr().add(at - head);
+        std::slice::from_raw_parts_mut(first, head + len as usize + tail)
+    };
     read_to(source, &request.extent, offset - head as u64, head + len as usize, dst)
 }
 

@@ -123,7 +123,7 @@ impl Prepared {
 /// Starts the process, passes on its log, and waits for its end. Runs on a thread of its own, because the process gets
 /// a signal when the thread that started it ends.
 pub fn attend(models: &Arc<Models>, name: &str, id: u64, prepared: Prepared) {
-    // What holds the process's socket, on which only the process may listen, is dropped.
+    // Drops our handles of the socket: only the process may listen on it.
     let (mut child, socket) = match prepared.spawn() {
         Ok(started) => started,
         Err(error) => return models.ended(name, format!("its process cannot be started: {error}"), None),

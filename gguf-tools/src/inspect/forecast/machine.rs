@@ -116,7 +116,7 @@ pub fn parse_gpu(text: &str) -> Result<Auto<Gpu>, String> {
     }
 }
 
-/// What a forecast knows of this machine's GPUs.
+/// This machine's GPUs, as far as a forecast knows them.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Found {
     device: Option<Device>,

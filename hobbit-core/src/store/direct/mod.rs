@@ -13,8 +13,8 @@
 //! The file was written minutes before: the host may have served part of it from its own memory.
 //!
 //! Chunks of 512 KiB to 4 MiB and 8 to 32 operations differ by less than the noise; below 512 KiB the CPU time grows.
-//! Where a disk bounds operations, not bytes, chunks of 4 MiB read slices of 3.4 MiB four times as fast as chunks of 1 MiB
-//! (huge-page slots; `benches/results/mirror.md`).
+//! On a disk that bounds operations, chunks of 4 MiB read slices of 3.4 MiB up to four times as fast as chunks of 1 MiB,
+//! if slots are on huge pages (`benches/results/mirror.md`).
 //! Registered buffers gained nothing (15.6 MB, two in flight: 3.45 and 3.46 GB/s with, 3.25 and 3.64 without; equal
 //! CPU time), so there are none.
 

@@ -99,7 +99,7 @@ pub(crate) fn or_whole(
     error
 }
 
-/// What hobbit (experts) and llama.cpp (all other weights) repack on the CPU: what was requested; by itself all, if that
+/// Chooses the weights to repack on the CPU: hobbit repacks experts, llama.cpp all others. `auto` repacks all if that
 /// pays ([`RepackInput`]) and nothing else changes the experts' bytes. `n_ctx` as [`choose`] returned it.
 pub(crate) fn rearranges(gguf: &Gguf, catalog: &Catalog, options: &ModelOptions, n_ctx: u32) -> Repack {
     let has_low = || catalog.layers.iter().any(|layer| layer.low.iter().any(Option::is_some));
