@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use hobbit::engine::ModelInfo;
 use hobbit::options::KernelChoice;
 use hobbit::stats::{DeviceReport, PhaseStats, PrecisionReport, Stats, Timings, WarmStart};
+use hobbit_core::load::balance::HelperMode;
 use hobbit_core::plan::{BudgetSource, MemoryPlan, WidthReport};
 use hobbit_core::units::{Bytes, Percent, Seconds};
 
@@ -33,7 +34,11 @@ pub fn model(name: &str, info: &ModelInfo, n_ctx: u32, is_n_ctx_given: bool) -> 
 }
 
 /// The available memory, and the experts in it; also reports a session that runs as plain llama.cpp.
-pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>, width: Option<WidthReport>) -> String {
+pub fn memory(
+    plan: &MemoryPlan,
+    io_choice: &str,
+    (warm, width, devices): (Option<WarmStart>, Option<WidthReport>, &[DeviceReport]),
+) -> String {
     let origin = match plan.budget_source {
         BudgetSource::Given => "--mem-budget",
         BudgetSource::Cgroup => "limit of the control group",
@@ -47,6 +52,9 @@ pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>, width
     let (slots, experts) = (plan.n_slots, plan.n_experts);
     let _ = match (io_choice.strip_prefix("none: "), percent(slots, experts)) {
         (Some(words), _) => write!(line, "; {words}"),
+        _ if plan.n_experts > 0 && devices.iter().map(|device| device.slots).sum::<u64>() >= plan.n_experts => {
+            write!(line, "; no expert is kept here, because the devices have all")
+        }
         (None, _) if plan.is_fully_resident() => {
             let low =
                 if plan.n_low_slots > 0 { format!(" and {} low versions", plan.n_low_slots) } else { String::new() };
@@ -96,6 +104,7 @@ pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>, width
 /// The devices, and everything that makes results differ from llama.cpp's. A dense model's precision is not reported.
 pub fn devices_and_precision(devices: &[DeviceReport], precision: &PrecisionReport) -> Option<String> {
     let mut parts: Vec<String> = devices.iter().map(device).collect();
+    parts.extend(missing(devices));
     if let Some(words) = &precision.routing {
         parts.push(format!("routing: {words}; results are approximate"));
     }
@@ -144,8 +153,27 @@ fn device(device: &DeviceReport) -> String {
         text += ", experts in place in host memory";
     } else if let Some(percent) = percent(device.slots, device.experts) {
         let _ = write!(text, ", {} of {} experts ({percent} %)", device.slots, device.experts);
+        if device.slots > 0 {
+            let _ = write!(text, " in {}", Bytes(device.cache_bytes));
+        }
+        if device.takes_all && device.slots < device.experts {
+            text += ", all that weights, context and head-room leave";
+        }
     }
     text
+}
+
+/// How devices come by experts that they lack; `None` if they lack none that they compute.
+fn missing(devices: &[DeviceReport]) -> Option<String> {
+    let lacks = |device: &&DeviceReport| !device.unified && device.staging_slots > 0 && device.slots < device.experts;
+    let device = devices.iter().find(lacks)?;
+    let how = match device.helper {
+        None => "copied from memory when they are needed",
+        Some(HelperMode::On) => "computed by the CPU if memory has them, and else copied",
+        Some(_) => "copied from memory, or computed by the CPU where measurements say that is sooner",
+    };
+    let ahead = if device.copies_ahead { "some are copied ahead" } else { "none is copied ahead (--predictor)" };
+    Some(format!("missing experts are {how}; {ahead}"))
 }
 
 fn percent(part: u64, whole: u64) -> Option<u64> {
@@ -558,7 +586,7 @@ llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
         assert_eq!(model("demo.gguf", &info, 512, true), line);
         info.n_expert = 0;
         assert!(model("m", &info, 512, false).ends_with("6 layers, context 512 of 4096 (-c)"), "a dense model");
-        let words = |plan: &MemoryPlan, io: &str| memory(plan, io, None, None);
+        let words = |plan: &MemoryPlan, io: &str| memory(plan, io, (None, None, &[]));
         let part = plan(120, 4);
         let (slots, percent, cache) = (part.n_slots, part.n_slots * 100 / 32, Bytes(part.expert_cache));
         let expected = format!("{slots} of 32 experts ({percent} %) in {cache}, the others are read by direct I/O");
@@ -580,12 +608,12 @@ llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
         let warm = Some(WarmStart { saved: 32, experts: 30, bytes: MIB, ..WarmStart::default() });
         let all = "memory: 1.00 GiB (--mem-budget); all 32 experts fit, in 128.00 MiB; \
                    30 of the 32 of an earlier run are back (1.00 MiB read)";
-        assert_eq!(memory(&plan(1024, 4), "direct (why)", warm, None), all);
+        assert_eq!(memory(&plan(1024, 4), "direct (why)", (warm, None, &[])), all);
         let later = Some(WarmStart { saved: 32, later: 30, ..WarmStart::default() });
-        let line = memory(&plan(1024, 4), "direct (why)", later, None);
+        let line = memory(&plan(1024, 4), "direct (why)", (later, None, &[]));
         assert!(line.ends_with("; 30 of an earlier run are read in pauses (--cache-state)"), "{line}");
         let width = Some(WidthReport { usual: 512, widest: 4096, last: None, costs: None });
-        let line = memory(&plan(1024, 4), "direct (why)", None, width);
+        let line = memory(&plan(1024, 4), "direct (why)", (None, width, &[]));
         assert!(line.ends_with("; prompts in batches of 512 to 4096 tokens, as their reads and products take time"));
         let plain = words(&plan(1024, 0), "none: run as llama.cpp");
         assert_eq!(plain, "memory: 1.00 GiB (--mem-budget); run as llama.cpp");
@@ -610,9 +638,34 @@ llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
         ] {
             assert!(line(report).is_some_and(|line| line.ends_with(words)), "{words}");
         }
-        let device =
-            DeviceReport { name: "CUDA0".into(), n_layers: 4, slots: 8, experts: 32, ..DeviceReport::default() };
-        let found = devices_and_precision(&[device], &exact());
-        assert_eq!(found.as_deref(), Some("CUDA0: 4 layers, 8 of 32 experts (25 %)"));
+    }
+
+    #[test]
+    fn devices_say_what_was_decided() {
+        let device = DeviceReport {
+            name: "CUDA0".into(),
+            n_layers: 4,
+            slots: 8,
+            experts: 32,
+            cache_bytes: 3 * MIB,
+            staging_slots: 6,
+            ..DeviceReport::default()
+        };
+        let line = |device: &DeviceReport| devices_and_precision(std::slice::from_ref(device), &exact()).unwrap();
+        let given = "CUDA0: 4 layers, 8 of 32 experts (25 %) in 3.00 MiB; missing experts are copied from memory when they \
+                     are needed; none is copied ahead (--predictor)";
+        assert_eq!(line(&device), given);
+        let decided =
+            DeviceReport { takes_all: true, helper: Some(HelperMode::Auto), copies_ahead: true, ..device.clone() };
+        assert!(
+            line(&decided).contains("all that weights, context and head-room leave; missing experts are copied from")
+        );
+        assert!(line(&decided).ends_with("where measurements say that is sooner; some are copied ahead"));
+        let all = DeviceReport { slots: 32, staging_slots: 0, takes_all: true, ..device.clone() };
+        assert_eq!(line(&all), "CUDA0: 4 layers, 32 of 32 experts (100 %) in 3.00 MiB");
+        let none = DeviceReport { slots: 0, staging_slots: 0, ..device };
+        assert_eq!(line(&none), "CUDA0: 4 layers, 0 of 32 experts (0 %)");
+        let on_host = memory(&plan(1024, 4), "direct (why)", (None, None, &[all]));
+        assert!(on_host.ends_with("no expert is kept here, because the devices have all"), "{on_host}");
     }
 }

@@ -284,7 +284,7 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     let name = info.path.display();
     let name = if is_demo { format!("{DEMO} {name}") } else { name.to_string() };
     say(&report::model(&name, info, session.context().n_ctx(), options.expects.n_ctx > 0));
-    say(&report::memory(plan, io_choice, *warm_start, session.stats().prompt_width));
+    say(&report::memory(plan, io_choice, (*warm_start, session.stats().prompt_width, devices)));
     if let Some(routes) = &options.routes {
         let file = routes.trace.display();
         log.line(

@@ -28,7 +28,7 @@ fn options_that_cannot_act_are_named_as_flags() {
     let options = ModelOptions { precision, device, caching, n_gpu_layers: 9, ..Default::default() };
     let command = super::LowArgs::command();
     for experts in [true, false] {
-        let idle = options.idle(Parts { experts, low: false, devices: false, passthrough: false });
+        let idle = options.idle(Parts { experts, low: false, n_devices: 0, device_experts: false, passthrough: false });
         assert_eq!(idle.len(), 9, "{idle:?}");
         for Idle { setting, .. } in idle {
             let long = setting.replace('_', "-");

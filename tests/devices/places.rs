@@ -6,6 +6,7 @@ use hobbit::{
     SessionOptions,
 };
 use hobbit_core::plan::ExpertCache;
+use hobbit_synth::Spec;
 use lagging_device::{Device, Options, Order, Report};
 
 use super::compare::{ALL, NONE, Placed, QUARTER, Reference, WAVES, devices, each, options, same};
@@ -52,6 +53,62 @@ fn some_layers_or_experts_on_the_cpu() {
         let placed = Placed { n_gpu_layers, ..Placed::on(&[lag.name()]) };
         compare(&placed, &DeviceOptions { cache: QUARTER, ..on(&[&lag]) }, &[&lag]);
     }
+}
+
+/// Unless an option says where experts are computed.
+#[test]
+fn llama_cpp_runs_what_fits_on_the_device() {
+    let lag = ordered(Order::CopiesLate);
+    each(some_cases(), |case| {
+        let reference = Reference::new(&case, &Placed::on(&[lag.name()]));
+        let with = |change: &dyn Fn(&mut ModelOptions)| {
+            let given = options(ExpertCache::Auto);
+            let mut options = ModelOptions { device: on(&[&lag]), expects: case.options.clone(), ..given };
+            change(&mut options);
+            reference.check(&options, None).unwrap_or_else(|error| panic!("{}: {error:#}", case.name))
+        };
+        let n_layer = i32::try_from(case.spec().layers).unwrap();
+        for n_gpu_layers in [-1, n_layer + 1] {
+            let session = with(&|options| options.n_gpu_layers = n_gpu_layers);
+            assert!(session.model().run_mode().is_passthrough(), "{}", case.name);
+            let devices = &session.description().devices;
+            assert_eq!((devices.len(), devices[0].n_layers, devices[0].slots), (1, case.spec().layers, 0));
+            assert!(session.description().io_choice.contains(&format!("fits on {}", lag.name())));
+            assert_sound(&lag);
+        }
+        let at_the_seam: [fn(&mut ModelOptions); 3] = [
+            |options| options.passthrough = false,
+            |options| options.device.cache = ALL,
+            |options| options.expert_cache = QUARTER,
+        ];
+        for change in at_the_seam {
+            assert!(!with(&change).model().run_mode().is_passthrough(), "{}", case.name);
+        }
+        Vec::new()
+    });
+}
+
+#[test]
+fn the_default_context_is_fitted_to_the_device() {
+    const TRAINED: u32 = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let spec = Spec { layers: 8, ctx: TRAINED, experts: 32, topk: 4, embd: 256, ff: 512, ..Spec::tiny("qwen3moe") };
+    let path = super::fixture::write(dir.path(), &spec);
+    let n_ctx = |lag: &Device, asked: u32, passthrough: bool| {
+        let session = SessionOptions { n_ctx: asked, ..SessionOptions::default() };
+        let options = options(ExpertCache::Auto);
+        let options = ModelOptions { device: on(&[lag]), expects: session.clone(), passthrough, ..options };
+        let model = Model::open(&path, &options).unwrap();
+        (model.session(&session).unwrap().context().n_ctx(), model.run_mode().is_passthrough())
+    };
+    let lag = ordered(Order::CopiesLate);
+    let (fitted, is_passthrough) = n_ctx(&lag, 0, true);
+    assert!((4096..TRAINED).contains(&fitted) && is_passthrough, "{fitted}, {is_passthrough}");
+    assert_eq!(n_ctx(&lag, 0, false), (fitted, false), "the same where hobbit keeps the experts");
+    assert_eq!(n_ctx(&lag, 2 * fitted, true), (2 * fitted, true), "as asked");
+    let memory = Model::open(&path, &options(ExpertCache::Auto)).unwrap().info().expert_bytes;
+    let small = lagging_device::register(Options { memory, ..Options::default() });
+    assert_eq!(n_ctx(&small, 256, true), (256, false), "{memory} bytes of experts leave nothing for other weights");
 }
 
 #[test]

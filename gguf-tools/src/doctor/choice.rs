@@ -139,7 +139,10 @@ fn program(facts: &Facts) -> (Program, String) {
             "the whole model fits: use llama.cpp, which hobbit-cli would only run by itself, with faster kernels for \
              prompts",
         ),
-        (_, Fit::Device) => say(Program::LlamaCpp, "the whole model fits on the device: use llama.cpp"),
+        (_, Fit::Device) => say(
+            Program::LlamaCpp,
+            "the whole model fits on the device: use llama.cpp, which hobbit-cli would only run by itself",
+        ),
         (_, Fit::Part(share)) if share.on_device.is_some() && facts.room.is_some_and(|room| facts.bytes <= room) => {
             say(
                 Program::Either,

@@ -21,7 +21,10 @@ pub struct Parts {
     pub experts: bool,
     /// Low versions of experts.
     pub low: bool,
-    pub devices: bool,
+    /// Devices that layers are on.
+    pub n_devices: usize,
+    /// Devices compute experts of some layers.
+    pub device_experts: bool,
     /// The whole model fits, and llama.cpp runs it.
     pub passthrough: bool,
 }
@@ -61,6 +64,14 @@ impl ModelOptions {
             || [&self.path_table, &self.trace, &self.cache_state].into_iter().any(Option::is_some)
     }
 
+    /// Whether no option divides a model between devices and the CPU, or chooses where experts are computed: then
+    /// llama.cpp runs a model of `n_layer` layers by itself if it fits on the devices.
+    pub fn leaves_devices_whole(&self, n_layer: u32) -> bool {
+        let DeviceOptions { cache, n_cpu_moe, override_tensors, .. } = &self.device;
+        let is_divided = u32::try_from(self.n_gpu_layers).is_ok_and(|n| n <= n_layer);
+        !is_divided && *cache == ExpertCache::Auto && *n_cpu_moe == 0 && override_tensors.is_empty()
+    }
+
     /// The options that are set and cannot act.
     pub fn idle(&self, parts: Parts) -> Vec<Idle> {
         let Self { precision, caching, routing, device, .. } = self;
@@ -78,7 +89,8 @@ impl ModelOptions {
             ("renormalise", has_thresholds && precision.renormalise),
         ];
         let [bias, substitute, drop] = routing.strengths().map(|(name, strength)| (name, strength > 0.0));
-        let of_missing: [(&str, bool); 11] = [
+        let of_missing: [(&str, bool); 12] = [
+            ("cpu_helper", helps(device.cpu_helper)),
             ("mirror", !self.mirrors.is_empty()),
             ("precision", is_dynamic),
             bias,
@@ -92,6 +104,10 @@ impl ModelOptions {
             ("route_prompts", routing.prompts),
         ];
         let of_experts: &[(&str, bool)] = &[
+            ("trace", self.trace.is_some()),
+            ("routes", self.routes.is_some()),
+            ("path_table", self.path_table.is_some()),
+            ("cache_state", self.cache_state.is_some()),
             ("expert_cache", gives_experts(self.expert_cache)),
             ("policy", caching.policy != PolicyKind::default()),
             ("expert_slots", caching.slots != Allocation::default()),
@@ -104,11 +120,16 @@ impl ModelOptions {
             ("kernels", self.kernels != KernelChoice::default()),
         ];
         let of_devices = self.of_devices();
-        let groups: [(bool, &'static str, &[Setting]); 15] = [
+        let has_devices = parts.n_devices > 0;
+        let reads_ahead = [
+            ("prefetch", caching.prefetch.is_fixed_on()),
+            ("prefetch_distance", caching.distance != CachingOptions::DISTANCE),
+        ];
+        let groups: [(bool, &'static str, &[Setting]); 18] = [
             (!parts.experts, "this model has no experts", &of_missing),
             (!parts.experts, "this model has no experts", of_experts),
             (!parts.experts, "this model has no experts", of_low),
-            (!parts.devices, "no layer is on a device (see list_devices)", &of_devices),
+            (!has_devices, "no layer is on a device (see list_devices)", &of_devices),
             (!parts.low, "there are no low-precision versions (see low)", of_low),
             (parts.passthrough, "no expert is missing, because the whole model fits", &of_missing),
             (asked.weights != acting.weights, "only the policy hobbit has weights", &[("policy_weights", true)]),
@@ -128,6 +149,25 @@ impl ModelOptions {
                 &[("substitute_max", routing.substitute_max.is_some())],
             ),
             (
+                parts.experts && has_devices && !parts.passthrough && !parts.device_experts,
+                "no device computes experts (see cpu_moe, device_cache, n_gpu_layers)",
+                &[
+                    ("device_cache", gives_experts(device.cache)),
+                    ("cpu_helper", helps(device.cpu_helper)),
+                    ("unified", device.unified == UnifiedMemory::On),
+                ],
+            ),
+            (
+                parts.experts && has_devices && caching.predictor.is_none(),
+                "nothing is predicted on devices (see predictor)",
+                &reads_ahead,
+            ),
+            (
+                parts.n_devices == 1 && device.split != SplitMode::None,
+                "there is one device",
+                &[("tensor_split", !device.tensor_split.is_empty())],
+            ),
+            (
                 device.split != SplitMode::None,
                 "every device takes layers (see split_mode)",
                 &[("main_gpu", device.main != 0)],
@@ -138,7 +178,7 @@ impl ModelOptions {
                 &[("tensor_split", !device.tensor_split.is_empty())],
             ),
             (
-                parts.experts && parts.devices,
+                parts.experts && has_devices && !parts.passthrough,
                 "weights on devices are not rearranged, and then those on the CPU are not either",
                 &[("repack", matches!(self.repack, Repack::On | Repack::Ordinary))],
             ),
@@ -193,9 +233,10 @@ fn helps(helper: CpuHelper) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::PrecisionOptions;
+    use crate::options::{PrecisionOptions, RouteOptions};
 
-    const HERE: Parts = Parts { experts: true, low: false, devices: false, passthrough: false };
+    const HERE: Parts = Parts { experts: true, low: false, n_devices: 0, device_experts: false, passthrough: false };
+    const BESIDE: Parts = Parts { n_devices: 2, device_experts: true, ..HERE };
 
     fn names(options: &ModelOptions, parts: Parts) -> Vec<&'static str> {
         options.idle(parts).into_iter().map(|idle| idle.setting).collect()
@@ -213,7 +254,7 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(names(&of(None), HERE), ["n_cpu_moe", "low_share", "prefill_low", "t1"]);
-        let with_all = Parts { low: true, devices: true, ..HERE };
+        let with_all = Parts { low: true, ..BESIDE };
         assert_eq!(names(&of(None), with_all), [""; 0]);
         // Dynamic precision skips experts without low versions too, if any are missing.
         let dynamic = of(Some(PrecisionMode::Dynamic));
@@ -237,7 +278,7 @@ mod tests {
     }
 
     /// Options that may be idle, each set so that it acts on a model with low versions, missing experts and devices.
-    const ROWS: [Row; 31] = [
+    const ROWS: [Row; 35] = [
         ("overcommit", |o| (o.overcommit, o.budget) = (true, Budget::Bytes(1 << 33)), Fits::Acts),
         ("repack", |o| o.repack = Repack::On, Fits::Acts),
         ("expert_cache", |o| o.expert_cache = ExpertCache::Percent(25.0), Fits::Cache),
@@ -252,6 +293,10 @@ mod tests {
         ("expert_slots", |o| o.caching.slots = "shallow-first".parse().unwrap(), Fits::Cache),
         ("predictor", |o| o.caching.predictor = Some(PredictorKind::StackedGate), Fits::Cache),
         ("io", |o| o.io = IoMode::Buffered, Fits::Cache),
+        ("trace", |o| o.trace = Some("a".into()), Fits::Cache),
+        ("routes", |o| o.routes = Some(RouteOptions { trace: "a".into(), recall: 1.0 }), Fits::Cache),
+        ("path_table", |o| o.path_table = Some("a".into()), Fits::Cache),
+        ("cache_state", |o| o.cache_state = Some("a".into()), Fits::Cache),
         ("mirror", |o| o.mirrors = vec!["m.gguf".into()], Fits::Named),
         ("cache_bias", |o| o.routing.cache_bias = 0.2, Fits::Named),
         ("keep_top", |o| (o.routing.cache_bias, o.routing.keep_top) = (0.2, 3), Fits::Named),
@@ -357,7 +402,7 @@ mod tests {
     #[test]
     fn every_option_acts_or_is_named_in_every_mode() {
         fields_are_known(ModelOptions::default());
-        let everything = Parts { experts: true, low: true, devices: true, passthrough: false };
+        let everything = Parts { low: true, ..BESIDE };
         for (name, set, fits) in ROWS {
             let mut options = ModelOptions::default();
             set(&mut options);
@@ -368,7 +413,7 @@ mod tests {
             let of_devices = options.of_devices().into_iter().any(|(device, is_set)| is_set && device == name);
             let of_low = ["low_share", "t1", "t2", "prefill_low", "renormalise"].contains(&name);
             assert_eq!(is_named(HERE), of_devices || of_low, "{name} on the CPU");
-            assert_eq!(is_named(Parts { devices: true, ..HERE }), of_low || name == "repack", "{name} on a device");
+            assert_eq!(is_named(BESIDE), of_low || name == "repack", "{name} on a device");
 
             let fitting = Parts { passthrough: true, ..HERE };
             let found = match (options.wants_a_cache(), is_named(fitting)) {
@@ -379,7 +424,10 @@ mod tests {
             assert_eq!(found, fits, "{name} where the model fits");
             // With a device llama.cpp does not run a model with experts by itself; its options then still act.
             if fits == Fits::Named && !of_devices {
-                assert!(is_named(Parts { devices: true, ..fitting }), "{name} where the model fits, with a device");
+                assert!(
+                    is_named(Parts { passthrough: true, device_experts: false, ..BESIDE }),
+                    "{name} where the model fits, with a device"
+                );
             }
             let dense = Parts { experts: false, ..HERE };
             assert_eq!(is_named(dense), !["overcommit", "repack"].contains(&name), "{name} on a dense model");
@@ -399,9 +447,21 @@ mod tests {
         let devices = DeviceOptions { main: 1, tensor_split: vec![1.0], ..Default::default() };
         let named = |split| {
             let device = DeviceOptions { split, ..devices.clone() };
-            names(&ModelOptions { device, ..Default::default() }, Parts { devices: true, ..HERE })
+            names(&ModelOptions { device, ..Default::default() }, BESIDE)
         };
         assert_eq!((named(SplitMode::Layer), named(SplitMode::None)), (vec!["main_gpu"], vec!["tensor_split"]));
+        let alone = ModelOptions { device: devices.clone(), ..Default::default() };
+        assert_eq!(names(&alone, Parts { n_devices: 1, ..BESIDE }), ["tensor_split", "main_gpu"]);
+        let device = DeviceOptions {
+            cache: ExpertCache::Percent(50.0),
+            n_cpu_moe: u32::MAX,
+            cpu_helper: CpuHelper::On,
+            ..Default::default()
+        };
+        let on_cpu = ModelOptions { device, ..Default::default() };
+        assert_eq!(names(&on_cpu, Parts { device_experts: false, ..BESIDE }), ["device_cache", "cpu_helper"]);
+        let far = CachingOptions { distance: 3, ..Default::default() };
+        assert_eq!(names(&ModelOptions { caching: far, ..Default::default() }, BESIDE), ["prefetch_distance"]);
         assert_eq!(names(&ModelOptions { overcommit: true, ..Default::default() }, HERE), ["overcommit"]);
         assert_eq!(options.caching.acting(), CachingOptions::default());
         let predictor = Some(PredictorKind::StackedGate);

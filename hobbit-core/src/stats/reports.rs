@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::Cache;
 use crate::expert::Precision;
+use crate::load::balance::HelperMode;
 use crate::load::prefetch::{GovernorReport, PrefetchCounters};
 use crate::options::Knob;
 
@@ -27,6 +28,12 @@ pub struct DeviceReport {
     pub staging_slots: u32,
     /// Bytes of its memory that stay free.
     pub headroom_bytes: u64,
+    /// Whether its slots take all that weights, context and head-room leave; else they were given a size.
+    pub takes_all: bool,
+    /// How far the CPU computes missing experts while the device computes others; `None` if it does not.
+    pub helper: Option<HelperMode>,
+    /// Whether experts are copied to it before their layer's router decides.
+    pub copies_ahead: bool,
     /// Whether experts are copied to it from pinned host memory.
     pub pinned: bool,
     /// Whether it computes in host memory: experts are used in place and never copied.

@@ -87,7 +87,8 @@ impl Miss {
 }
 
 /// Experts that the CPU may compute.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum HelperMode {
     Off,
     #[default]

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use ggml_sys::llama::ggml_backend_dev_t;
 use ggml_sys::{llama, shim};
 
 use crate::engine::error::OpenError;
@@ -45,32 +46,40 @@ impl MemoryUse {
         4 * n_batch * n_embd * 4
     }
 
-    fn shared_by(context: &Context, n_backends: u64) -> Result<Self, OpenError> {
-        unsafe extern "C" fn add(
-            found: *mut c_void,
-            buft: llama::ggml_backend_buffer_type_t,
-            weights: usize,
-            kv: usize,
-            compute: usize,
-        ) {
-            // SAFETY: `of` passes a `MemoryUse`; llama.cpp passes a live buffer type.
-            let (is_host, is_repacked, found) =
-                unsafe { (llama::ggml_backend_buft_is_host(buft), is_the_cpus(buft), &mut *found.cast::<MemoryUse>()) };
-            if !is_host && !is_repacked {
-                found.compute_on_devices += compute as u64;
+    /// Bytes of weights, context and compute buffers in the memory of each device.
+    pub(crate) fn by_device(context: &Context) -> Result<Vec<(ggml_backend_dev_t, u64)>, OpenError> {
+        let mut found: Vec<(ggml_backend_dev_t, u64)> = Vec::new();
+        let mut add = |part: Part, has_weights: bool| {
+            if part.is_host {
                 return;
             }
-            found.weights += weights as u64;
-            found.repacked += if is_host { 0 } else { weights as u64 };
-            found.kv += kv as u64;
-            found.compute += compute as u64;
+            let bytes = part.kv + part.compute + if has_weights { part.weights } else { 0 };
+            // SAFETY: llama.cpp passed a live buffer type.
+            let dev = unsafe { llama::ggml_backend_buft_get_device(part.buft) };
+            match found.iter_mut().find(|known| known.0 == dev) {
+                Some(known) => known.1 += bytes,
+                None => found.push((dev, bytes)),
+            }
+        };
+        parts(context, &mut |part| add(part, true))?;
+        if let Some(own) = context.follower() {
+            parts(own, &mut |part| add(part, false))?;
         }
+        Ok(found)
+    }
+
+    fn shared_by(context: &Context, n_backends: u64) -> Result<Self, OpenError> {
         let mut found = MemoryUse::default();
-        // SAFETY: the context is live; `found` outlives the call.
-        let known = unsafe { shim::hobbit_memory_breakdown(context.as_ptr(), Some(add), (&raw mut found).cast()) };
-        if !known {
-            return Err(OpenError::Unsupported("llama.cpp does not report the memory it holds".into()));
-        }
+        parts(context, &mut |part: Part| {
+            if !part.is_host {
+                found.compute_on_devices += part.compute;
+                return;
+            }
+            found.weights += part.weights;
+            found.repacked += if part.is_repacked { part.weights } else { 0 };
+            found.kv += part.kv;
+            found.compute += part.compute;
+        })?;
         found.compute /= n_backends;
         if let Some(own) = context.follower() {
             let MemoryUse { kv, compute, compute_on_devices, .. } = Self::shared_by(own, n_backends)?;
@@ -84,6 +93,41 @@ impl MemoryUse {
             found.mtp = compute + Self::of_hidden_states(n_batch.into(), n_embd);
         }
         Ok(found)
+    }
+}
+
+/// llama.cpp's memory in buffers of one type, in bytes.
+struct Part {
+    buft: llama::ggml_backend_buffer_type_t,
+    is_host: bool,
+    /// Host memory in an order of the CPU's own.
+    is_repacked: bool,
+    weights: u64,
+    kv: u64,
+    compute: u64,
+}
+
+/// Gives `take` a context's memory and that of its model, by type of buffer.
+fn parts(context: &Context, mut take: &mut dyn FnMut(Part)) -> Result<(), OpenError> {
+    unsafe extern "C" fn add(
+        take: *mut c_void,
+        buft: llama::ggml_backend_buffer_type_t,
+        weights: usize,
+        kv: usize,
+        compute: usize,
+    ) {
+        // SAFETY: `parts` passes its closure; llama.cpp passes a live buffer type.
+        let (take, is_host, is_cpus) = unsafe {
+            (&mut *take.cast::<&mut dyn FnMut(Part)>(), llama::ggml_backend_buft_is_host(buft), is_the_cpus(buft))
+        };
+        let (weights, kv, compute) = (weights as u64, kv as u64, compute as u64);
+        take(Part { buft, is_host: is_host || is_cpus, is_repacked: !is_host, weights, kv, compute });
+    }
+    // SAFETY: the context is live; the closure outlives the call.
+    let known = unsafe { shim::hobbit_memory_breakdown(context.as_ptr(), Some(add), (&raw mut take).cast()) };
+    match known {
+        true => Ok(()),
+        false => Err(OpenError::Unsupported("llama.cpp does not report the memory it holds".into())),
     }
 }
 

@@ -170,11 +170,15 @@ fn prepare(
     let is_plain = map.is_empty() || run_mode.is_passthrough();
     let mut tables = if is_plain { Tables::default() } else { Tables::of(gguf, options) };
     tables.open(originals)?;
-    let placement = Placement::new(options, gguf, &map, catalog, &tables)?;
+    let placement = match is_plain {
+        true => Placement::plain(options, gguf)?,
+        false => Placement::new(options, gguf, &map, catalog, &tables)?,
+    };
     let idle = options.idle(Parts {
         experts: !map.is_empty(),
         low: catalog.has_low(),
-        devices: !placement.devices.is_empty(),
+        n_devices: placement.devices.iter().filter(|part| part.n_layers > 0).count(),
+        device_experts: placement.devices.iter().any(|part| !part.experts.is_empty()),
         passthrough: run_mode.is_passthrough(),
     });
     let experts = Arc::new(Experts::new(map, tables, placement.offloaded()));
@@ -245,6 +249,10 @@ impl Loading<'_> {
         let raw = if is_plain {
             if let RunMode::Passthrough { repack, .. } = self.run_mode {
                 params.use_extra_bufts = repack && self.options.repack != Repack::Off;
+            }
+            if self.run_mode.is_passthrough() && !placement.devices.is_empty() {
+                // Mapped pages of weights that go to devices would count as this process's memory.
+                params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
             }
             // SAFETY: everything that params point to outlives the call.
             unsafe { RawModel::load_path(&self.gguf.files[0].path, params) }

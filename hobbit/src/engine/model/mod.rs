@@ -381,6 +381,12 @@ impl Shared {
         load::predictor(&self.options, !self.placed.devices.is_empty())
     }
 
+    /// Whether experts are read, and copied to devices, before their layer's router decides.
+    pub(crate) fn looks_ahead(&self) -> bool {
+        // The completion time of a prefetch depends on the speed of reads.
+        !self.source.precisions.options.deterministic && self.predictor() != PredictorKind::None
+    }
+
     /// The caching configuration, without results.
     pub(crate) fn caching_report(&self) -> CachingReport {
         let caching = &self.options.caching;

@@ -225,10 +225,10 @@ impl HeaderNeeds {
         if taken > ESTIMATE_BYTES_MAX && MemoryPlan::check(&least, least.fixed).is_err() {
             return MemoryPlan::check(&least, FixedCosts { kv: most.kv, ..least.fixed });
         }
-        let Some((found, resident)) = estimate(gguf, options, session) else {
+        let Some(Estimate { host, resident, .. }) = estimate(gguf, options, session, None) else {
             return MemoryPlan::check(&least, least.fixed);
         };
-        let MemoryUse { weights, kv, compute, mtp, .. } = found;
+        let MemoryUse { weights, kv, compute, mtp, .. } = host;
         // Some tensors of a file may be unused.
         least.fixed.weights = least.fixed.weights.min(weights.saturating_sub(self.in_files));
         (least.fixed.kv, least.fixed.compute) = (kv, compute);
@@ -349,7 +349,8 @@ pub(crate) fn bytes_beside(gguf: &Gguf, options: &ModelOptions, expects: &Sessio
 
 /// llama.cpp's own estimate for a model that it runs by itself, plus `products`. `None` if it fails.
 pub(crate) fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions, products: u64) -> Option<Needs> {
-    let (MemoryUse { weights, repacked, kv, compute, mtp, .. }, resident) = estimate(gguf, options, expects)?;
+    let Estimate { host: MemoryUse { weights, repacked, kv, compute, mtp, .. }, resident, .. } =
+        estimate(gguf, options, expects, None)?;
     let runtime = resident.max(PROCESS_BYTES);
     let compute = compute.saturating_add(products);
     let prompt_only =
@@ -359,15 +360,46 @@ pub(crate) fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions,
     Some(Needs { mapped: tensor_bytes(gguf).max(weights), repacked, kv, compute, runtime, gives_way })
 }
 
-/// llama.cpp's memory for a model and a context on the CPU, which it creates without allocating them, and the bytes
-/// that the process holds with its vocabulary. `None` if that fails.
-fn estimate(gguf: &Gguf, options: &ModelOptions, session: &SessionOptions) -> Option<(MemoryUse, u64)> {
+/// llama.cpp's own estimate for a model that it runs by itself on devices: host memory beside `products`, and bytes on
+/// each device. `None` if it fails.
+pub(crate) fn ask_on_devices(
+    gguf: &Gguf,
+    options: &ModelOptions,
+    expects: &SessionOptions,
+    (placement, products): (&mut Placement, u64),
+) -> Option<(Needs, Vec<(llama::ggml_backend_dev_t, u64)>)> {
+    let Estimate { host: MemoryUse { weights, kv, compute, mtp, .. }, devices, resident } =
+        estimate(gguf, options, expects, Some(placement))?;
+    let compute = compute.saturating_add(products).saturating_add(mtp);
+    let runtime = resident.max(PROCESS_BYTES);
+    Some((Needs { mapped: weights, kv, compute, runtime, ..Needs::default() }, devices))
+}
+
+/// llama.cpp's memory for a model and a context, in bytes.
+struct Estimate {
+    host: MemoryUse,
+    devices: Vec<(llama::ggml_backend_dev_t, u64)>,
+    /// What the process holds with the vocabulary.
+    resident: u64,
+}
+
+/// Has llama.cpp create a model and a context without allocating them, on the CPU alone without a placement. `None` if
+/// that fails.
+fn estimate(
+    gguf: &Gguf,
+    options: &ModelOptions,
+    session: &SessionOptions,
+    placement: Option<&mut Placement>,
+) -> Option<Estimate> {
     let overrides = kv_overrides(options);
     let mut no_devices = [std::ptr::null_mut()];
     // SAFETY: returns a struct of plain values.
     let mut params = unsafe { llama::llama_model_default_params() };
     params.devices = no_devices.as_mut_ptr();
     params.n_gpu_layers = 0;
+    if let Some(placement) = placement {
+        placement.apply(&mut params, false);
+    }
     params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
     params.lazy_mode = llama::LLAMA_LAZY_MODE_OFF;
     params.no_alloc = true;
@@ -385,7 +417,7 @@ fn estimate(gguf: &Gguf, options: &ModelOptions, session: &SessionOptions) -> Op
     // SAFETY: the model outlives the context.
     let context = unsafe { if options.mtp { Context::with_mtp(&model, params) } else { Context::new(&model, params) } };
     let context = context.ok()?;
-    let found = MemoryUse::of_estimate(&context).ok()?;
+    let (host, devices) = (MemoryUse::of_estimate(&context).ok()?, MemoryUse::by_device(&context).ok()?);
     trim_heap();
-    Some((found, rss_bytes()))
+    Some(Estimate { host, devices, resident: rss_bytes() })
 }

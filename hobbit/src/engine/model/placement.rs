@@ -51,6 +51,11 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
+    /// As [`Placement::new`], for a model that llama.cpp runs by itself.
+    pub(crate) fn plain(options: &ModelOptions, gguf: &Gguf) -> Result<Self, OpenError> {
+        Self::new(options, gguf, &ExpertMap::default(), &Catalog::default(), &Tables::default())
+    }
+
     /// Chooses devices and divides the layers. Dense models use the devices directly. `tables` stay in the files.
     ///
     /// # Errors
@@ -68,8 +73,7 @@ impl Placement {
         };
         let wrappers: Vec<&'static Wrapper> = chosen.iter().map(|dev| Wrapper::of(*dev)).collect();
         let free: Vec<u64> = chosen.iter().map(|dev| ggml::memory(*dev).0).collect();
-        let n_layer = gguf.metadata.get_u64(&format!("{}.block_count", gguf.architecture())).unwrap_or(0);
-        let n_layer = u32::try_from(n_layer).unwrap_or(u32::MAX - 1).min(1 << 16);
+        let n_layer = n_layer(gguf);
         // Negative means every layer: experts take no device memory by themselves.
         let n_gpu_layers = if options.n_gpu_layers < 0 { i32::MAX } else { options.n_gpu_layers };
         let (mut layers, mut tensor_split) = layer_devices(n_layer, n_gpu_layers, &options.device.tensor_split, &free);
@@ -149,6 +153,12 @@ impl Placement {
         params.tensor_split = self.tensor_split.as_ptr();
         params.tensor_buft_overrides = if with_experts { self.overrides.end() } else { self.given.end() };
     }
+}
+
+/// Layers of a model, without the output layer.
+pub(crate) fn n_layer(gguf: &Gguf) -> u32 {
+    let n_layer = gguf.metadata.get_u64(&format!("{}.block_count", gguf.architecture())).unwrap_or(0);
+    u32::try_from(n_layer).unwrap_or(u32::MAX).min(1 << 16)
 }
 
 /// Our buffer types for experts, and for tables that stay in the files.

@@ -1,16 +1,22 @@
 //! Decides whether llama.cpp runs a model by itself, and the default context length. Near the border of fitting,
 //! llama.cpp estimates its needs without allocating them.
 
+use ggml_sys::llama::ggml_backend_dev_t;
+
 use crate::engine::error::OpenError;
+use crate::engine::ggml;
 use crate::engine::ggml::repack::Interleaving;
 use crate::engine::gpu::devices;
-use crate::engine::model::needs::{ask, beside_passthrough, bounds, tensor_bytes};
+use crate::engine::memory::pinned::Reach;
+use crate::engine::model::needs::{ask, ask_on_devices, beside_passthrough, bounds, tensor_bytes};
+use crate::engine::model::placement::{Placement, n_layer};
 use crate::engine::source::model_source::ModelSource;
 use crate::engine::source::tables::Tables;
 use hobbit_core::gguf::{Catalog, ExpertMap, Gguf};
 use hobbit_core::options::{ModelOptions, Repack, SessionOptions};
 use hobbit_core::plan::{
     Budget, BudgetSource, Holds, MemoryLimits, MemoryPlan, PlanError, RepackInput, Room, RunMode, context_tokens,
+    device_headroom,
 };
 use hobbit_core::store::PLANE_BUFFERS_BYTES;
 
@@ -23,10 +29,13 @@ const DIFFERS_BYTES: u64 = 1 << 20;
 /// # Errors
 /// A device that cannot be used.
 pub(crate) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64) -> Result<(RunMode, u32), OpenError> {
-    let on_devices = options.n_gpu_layers != 0 && !devices::choose(&options.device)?.is_empty();
     let limits = MemoryLimits::read();
-    // On devices the context does not use host memory.
-    let Some(room) = room(options, &limits).filter(|_| !on_devices) else { return Ok((RunMode::Seam, 0)) };
+    let room = room(options, &limits);
+    let chosen = if options.n_gpu_layers == 0 { Vec::new() } else { devices::choose(&options.device)? };
+    if !chosen.is_empty() {
+        return on_devices(source, options, adapters, (&chosen, room));
+    }
+    let Some(room) = room else { return Ok((RunMode::Seam, 0)) };
     let whole_room = Room { bytes: room, enforced: enforced(options, &limits) };
     let may_passthrough = may_passthrough(source, options);
     let run_mode = |expects: &SessionOptions| -> RunMode {
@@ -55,13 +64,67 @@ pub(crate) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64
             RunMode::Seam => RunMode::Seam,
         }
     };
-    let whole = if may_passthrough { run_mode(&options.expects) } else { RunMode::Seam };
+    Ok(with_context(source, options, room, |expects| if may_passthrough { run_mode(expects) } else { RunMode::Seam }))
+}
+
+/// The run mode with the whole context, or else with a default one that is fitted to `room`.
+fn with_context(
+    source: &ModelSource,
+    options: &ModelOptions,
+    room: u64,
+    run_mode: impl Fn(&SessionOptions) -> RunMode,
+) -> (RunMode, u32) {
+    let whole = run_mode(&options.expects);
     if whole.is_passthrough() || options.expects.n_ctx != 0 {
-        return Ok((whole, 0));
+        return (whole, 0);
     }
     let n_ctx = fitted_context(&source.gguf, &options.expects, room);
     let expects = SessionOptions { n_ctx, ..options.expects.clone() };
-    Ok((if may_passthrough && n_ctx > 0 { run_mode(&expects) } else { whole }, n_ctx))
+    (if n_ctx > 0 { run_mode(&expects) } else { whole }, n_ctx)
+}
+
+/// As [`choose`], with devices: llama.cpp runs a model by itself if each device has memory for its part.
+fn on_devices(
+    source: &ModelSource,
+    options: &ModelOptions,
+    adapters: u64,
+    (chosen, host): (&[ggml_backend_dev_t], Option<u64>),
+) -> Result<(RunMode, u32), OpenError> {
+    let rooms: Vec<(ggml_backend_dev_t, u64)> = chosen.iter().map(|dev| (*dev, device_room(options, *dev))).collect();
+    // Their memory is the host's, which the budget divides.
+    let is_unified = chosen.iter().any(|dev| Reach::of(*dev, options.device.unified).is_unified());
+    let room = rooms.iter().fold(0, |sum: u64, (_, room)| sum.saturating_add(*room));
+    let room = if is_unified { room.min(host.unwrap_or(u64::MAX)) } else { room };
+    // A device that does not say how much memory it has.
+    if room == 0 {
+        return Ok((RunMode::Seam, 0));
+    }
+    let asked = |expects: &SessionOptions, host: u64| {
+        let mut plain = Placement::plain(options, &source.gguf).ok()?;
+        let beside = beside_passthrough(&source.gguf, &source.map, expects) + adapters;
+        let (needs, on_devices) = ask_on_devices(&source.gguf, options, expects, (&mut plain, beside))?;
+        let fits = |&(dev, bytes)| rooms.iter().any(|&(known, room)| known == dev && bytes <= room);
+        let run_mode = RunMode::of(&needs, Room { bytes: host, enforced: 0 });
+        Some(run_mode).filter(|_| on_devices.iter().all(fits))
+    };
+    // hobbit sends experts to other machines in less time than llama.cpp (benches/results/devices.md).
+    let is_remote = chosen.iter().any(|dev| ggml::is_remote(*dev));
+    let may_passthrough = may_passthrough(source, options)
+        && !is_unified
+        && !is_remote
+        && options.leaves_devices_whole(n_layer(&source.gguf));
+    // llama.cpp keeps the embeddings on the host.
+    let embeddings = source.gguf.tensor("token_embd.weight").map_or(0, |tensor| tensor.extent.len);
+    let least = tensor_bytes(&source.gguf).saturating_sub(embeddings);
+    let host = host.filter(|_| may_passthrough && least <= room);
+    let run_mode = |expects: &SessionOptions| host.and_then(|host| asked(expects, host)).unwrap_or(RunMode::Seam);
+    Ok(with_context(source, options, room, run_mode))
+}
+
+/// Bytes that a model may take on a device.
+fn device_room(options: &ModelOptions, dev: ggml_backend_dev_t) -> u64 {
+    let (free, total) = ggml::memory(dev);
+    free.saturating_sub(device_headroom(options.device.headroom, free, total))
 }
 
 /// As `error`, with the memory with which llama.cpp would run the model by itself where that is less than hobbit needs:

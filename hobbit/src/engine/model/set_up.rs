@@ -34,7 +34,7 @@ use hobbit_core::plan::{
     DeviceExperts, ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolPlan, RunMode, Setup, SetupInput,
     StagingWish, cache_of,
 };
-use hobbit_core::predict::{self, PredictorKind};
+use hobbit_core::predict;
 use hobbit_core::profile::LayerNorms;
 use hobbit_core::residency::{
     self, Latency, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions, VirtualExpertsOptions,
@@ -287,11 +287,11 @@ fn look_ahead(
     routing: &RoutingOptions,
     tiers: &mut [Tier],
 ) -> Option<Lookahead> {
-    // The completion time of a prefetch depends on the speed of reads, and promotions on the link's idle time.
+    // Promotions depend on the link's idle time.
     if precisions.options.deterministic {
         return None;
     }
-    let looks_ahead = model.shared.predictor() != PredictorKind::None;
+    let looks_ahead = model.shared.looks_ahead();
     let prefetches = looks_ahead.then(|| prefetch_options(model, precisions));
     let promotes = !routing.is_off() || !precisions.is_exact() && precisions.options.upgrade;
     tiers.iter_mut().for_each(|tier| tier.copy_ahead(prefetches, promotes));
@@ -371,7 +371,14 @@ fn passthrough(
     let _ = shared.loan.spare.set(plan.unused() - checkpoint_bytes + shared.options.lent_bytes);
     let loss_bound = shared.options.loss_bound.as_ref().map(|bound| bound.exact().words);
     let routing = RoutingOptions { loss_bound, ..shared.options.routing.clone() };
+    let devices = devices::reports(&shared.placed.devices, &[]);
     let how = if repack { "mapped, weights rearranged for this CPU" } else { "mapped" };
+    let io_choice = if devices.is_empty() {
+        format!("none: all of the model fits, and llama.cpp runs it by itself ({how})")
+    } else {
+        let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+        format!("none: all of the model fits on {}, and llama.cpp runs it by itself", names.join(" and "))
+    };
     Ok(Description {
         precision: report::precision(
             model,
@@ -382,9 +389,9 @@ fn passthrough(
         ),
         checkpoint_bytes,
         plan,
-        io_choice: format!("none: all of the model fits, and llama.cpp runs it by itself ({how})"),
+        io_choice,
         caching: model.shared.caching_report(),
-        devices: Vec::new(),
+        devices,
         warm_start: None,
     })
 }

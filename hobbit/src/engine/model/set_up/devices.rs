@@ -150,7 +150,10 @@ fn tier_of(
         slots: slots.map(|pool| u64::from(pool.n_slots)).sum(),
         staging_slots: plan.staging_slots,
         headroom_bytes: plan.headroom,
+        takes_all: wanted == ExpertCache::Auto && n_shrunk == 0,
         experts: n_experts(catalog),
+        helper: helper(model),
+        copies_ahead: model.shared.looks_ahead(),
         ..without_experts(part)
     };
     let has_layers = !catalog.layers.is_empty();
@@ -158,7 +161,8 @@ fn tier_of(
     let mut tier = Tier::new(dev, cache, memory, report).ok_or_else(|| refused(part))?;
     (tier.serves.layers, tier.serves.batches) = (has_layers, offloads);
     tier.counters.cache_shrunk = n_shrunk;
-    tier.helper.balancer = balancer(model).filter(|_| has_layers);
+    let balancer = helper(model).map(|mode| Balancer::new(Costs::default(), mode));
+    tier.helper.balancer = balancer.filter(|_| has_layers);
     tier.helper.of_prompts = tier.helper.balancer.clone();
     if let CpuHelper::Threads(threads) = options.cpu_helper {
         tier.helper.n_threads = Some(threads);
@@ -202,15 +206,12 @@ fn without_experts(part: &DeviceLayers) -> DeviceReport {
     }
 }
 
-/// The balancer between the CPU and a device. `None`: the CPU computes none.
-fn balancer(model: &Model) -> Option<Balancer> {
+/// How far the CPU computes experts that are missing on a device.
+fn helper(model: &Model) -> Option<HelperMode> {
     let mode = HelperMode::from(model.shared.options.device.cpu_helper);
     // The CPU's share depends on its speed.
     let repeatable = mode == HelperMode::Auto && model.shared.source.precisions.options.deterministic;
-    if mode == HelperMode::Off || repeatable {
-        return None;
-    }
-    Some(Balancer::new(Costs::default(), mode))
+    Some(mode).filter(|mode| *mode != HelperMode::Off && !repeatable)
 }
 
 fn refused(part: &DeviceLayers) -> OpenError {
