@@ -121,8 +121,9 @@ fn compared(target: &Target, case: &Case) -> Result<(usize, f64, f64)> {
     let expected = single_and_prompt(&mut stock, Stock::clear)?;
     drop(stock);
     let (mut n_unequal, mut median, mut mean) = (0, 0.0_f64, 0.0_f64);
-    for cache in [ALL, QUARTER, WAVES] {
-        let options = ModelOptions { device: target.options(cache), ..options(HALF) };
+    // The last is run by llama.cpp alone, if it has room.
+    for (cache, expert_cache) in [(ALL, HALF), (QUARTER, HALF), (WAVES, HALF), (ExpertCache::Auto, ExpertCache::Auto)] {
+        let options = ModelOptions { device: target.options(cache), ..options(expert_cache) };
         let mut session = Model::open(&path, &options)?.session(&case.options)?;
         let found = single_and_prompt(&mut session, Session::reset)?;
         n_unequal += unequal(&expected[0], &found[0]);
