@@ -150,7 +150,7 @@ impl ModelOptions {
             ),
             (
                 parts.experts && has_devices && !parts.passthrough && !parts.device_experts,
-                "no device computes experts (see cpu_moe, device_cache, n_gpu_layers)",
+                "no device computes experts (see cpu_moe)",
                 &[
                     ("device_cache", gives_experts(device.cache)),
                     ("cpu_helper", helps(device.cpu_helper)),
