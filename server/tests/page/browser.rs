@@ -1,6 +1,7 @@
 //! Browsers without a window, driven through WebDriver.
 
 use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::num::NonZeroU16;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -58,8 +59,8 @@ impl Kind {
                 ]},
                 "goog:loggingPrefs": {"browser": "ALL"},
             }),
-            // The driver turns the requests off.
-            Kind::Firefox => json!({"moz:firefoxOptions": {"args": ["-headless"]}}),
+            // The driver turns the requests off. The console is the system's.
+            Kind::Firefox => json!({"moz:firefoxOptions": {"args": ["-headless", "-remote-allow-system-access"]}}),
         }
     }
 }
@@ -68,7 +69,7 @@ impl Kind {
 struct Driver(Child);
 
 impl Driver {
-    /// Starts one on a port of its own choice, which is returned; `None` if it is not installed.
+    /// Starts one on a free port, which is returned; `None` if it is not installed.
     fn start(kind: Kind, data: &Path) -> Option<(Driver, NonZeroU16)> {
         // ChromeDriver ends if the port that it took for one family of addresses is in use in the other.
         const TRIES: usize = 4;
@@ -85,12 +86,13 @@ impl Driver {
     /// Starts one; its port is `None` if it ends before it prints one. `said` gets the lines that it prints.
     fn try_start(kind: Kind, data: &Path, said: &mut Vec<String>) -> Option<(Driver, Option<NonZeroU16>)> {
         let mut command = Command::new(kind.driver());
+        let port = match kind {
+            Kind::Chromium => 0,
+            // Old ones answer no request on a port of their own choice. If this one is taken meanwhile, the driver ends.
+            Kind::Firefox => TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port(),
+        };
         // Browsers keep their data in a new directory below this one.
-        command.arg("--port=0").env("TMPDIR", data);
-        if kind == Kind::Firefox {
-            // For the console.
-            command.arg("--allow-system-access");
-        }
+        command.arg(format!("--port={port}")).env("TMPDIR", data);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
