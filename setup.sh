@@ -3,7 +3,7 @@
 # other than Debian's, or without permission, it names them.
 # usage: ./setup.sh [--browser | --ci]
 #   --browser: also Chromium and its driver, for the tests of the server's page
-#   --ci: that, Firefox, and Python with pip, for .ci/run
+#   --ci: that, Firefox, Python with pip, and a compiler for Windows with Wine, for .ci/run
 set -eu
 
 case "${1:-}" in
@@ -43,6 +43,8 @@ have_libclang || missing="$missing libclang-dev"
 if [ "${1:-}" = --ci ]; then
   python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
   command -v firefox >/dev/null 2>&1 || missing="$missing firefox-esr"
+  command -v x86_64-w64-mingw32-g++-posix >/dev/null 2>&1 || missing="$missing g++-mingw-w64-x86-64-posix"
+  command -v wine >/dev/null 2>&1 || missing="$missing wine64 wine"
 fi
 if [ -n "${1:-}" ]; then
   command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
