@@ -243,7 +243,7 @@ fn memory_status() -> Option<MEMORYSTATUSEX> {
     checked(unsafe { GlobalMemoryStatusEx(&mut status) }).ok().map(|()| status)
 }
 
-/// Memory of this process.
+/// Memory of a process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OwnMemory {
     /// Pages that it has in the machine's memory, those of files included.
@@ -258,13 +258,24 @@ pub struct OwnMemory {
 
 /// Memory of this process.
 pub fn own_memory() -> Option<OwnMemory> {
+    // SAFETY: no arguments, no memory; the handle needs no closing.
+    memory(unsafe { GetCurrentProcess() })
+}
+
+/// Memory of a process.
+pub fn memory_of(process: &impl AsRawHandle) -> Option<OwnMemory> {
+    memory(process.as_raw_handle())
+}
+
+/// Memory of the process with this open handle.
+fn memory(process: HANDLE) -> Option<OwnMemory> {
     // SAFETY: plain numbers, for which zero is a value.
     let mut counters: PROCESS_MEMORY_COUNTERS_EX = unsafe { zeroed() };
     let bytes = size_of::<PROCESS_MEMORY_COUNTERS_EX>() as u32;
     counters.cb = bytes;
     let pointer = (&raw mut counters).cast::<PROCESS_MEMORY_COUNTERS>();
-    // SAFETY: the struct begins as the other one, and its size is given.
-    checked(unsafe { K32GetProcessMemoryInfo(GetCurrentProcess(), pointer, bytes) }).ok()?;
+    // SAFETY: the handle is open; the struct begins as the other one, and its size is given.
+    checked(unsafe { K32GetProcessMemoryInfo(process, pointer, bytes) }).ok()?;
     Some(OwnMemory {
         resident: counters.WorkingSetSize as u64,
         resident_peak: counters.PeakWorkingSetSize as u64,
