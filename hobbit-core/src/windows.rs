@@ -31,6 +31,7 @@ use windows_sys::Win32::System::Console::{
     GetStdHandle, STD_ERROR_HANDLE, STD_INPUT_HANDLE, STD_OUTPUT_HANDLE, SetConsoleCP, SetConsoleCtrlHandler,
     SetConsoleMode, SetConsoleOutputCP,
 };
+use windows_sys::Win32::System::Diagnostics::Debug::{SEM_NOGPFAULTERRORBOX, SetErrorMode};
 use windows_sys::Win32::System::IO::{GetOverlappedResult, OVERLAPPED};
 use windows_sys::Win32::System::JobObjects::{
     AssignProcessToJobObject, CreateJobObjectW, JOB_OBJECT_LIMIT_JOB_MEMORY, JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE,
@@ -379,6 +380,12 @@ pub fn end_process(id: u32) {
             CloseHandle(process);
         }
     }
+}
+
+/// A crash ends this process without a report of the system's: no window, and no debugger to wait for.
+pub fn crash_silently() {
+    // SAFETY: plain numbers.
+    unsafe { SetErrorMode(SEM_NOGPFAULTERRORBOX) };
 }
 
 /// Ends this process at once: no exit handlers and no destructors run.
