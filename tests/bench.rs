@@ -83,13 +83,14 @@ fn the_first_token_is_timed_without_a_warm_up() {
 fn mistakes_come_first_and_failures_are_records() {
     let (demo, text) = (bundled("demo.gguf").display().to_string(), text());
     let both = format!("{demo},none.gguf");
+    let empty = if cfg!(windows) { "NUL" } else { "/dev/null" };
     let rows: &[(&[&str], i32, &str)] = &[
         (&["--policy", "best"], 2, "best"),
         (&["--mmproj-url", "x"], 2, "'--mmproj-url' is a flag of llama.cpp"),
         (&["-m", &both, "-o", "json"], 1, "none.gguf: cannot open this model"),
         (&["-m", &text], 1, "demo-heldout-prose.txt: not a GGUF file"),
         (&["-m", &demo, "--prompt-file", "none.txt"], 1, "--prompt-file: none.txt: cannot read this file"),
-        (&["-m", &demo, "--prompt-file", "/dev/null"], 1, "/dev/null"),
+        (&["-m", &demo, "--prompt-file", empty], 1, empty),
         (&["-m", &demo, "--low", "none.gguf"], 1, "none.gguf"),
     ];
     check_refusals(bench, rows);

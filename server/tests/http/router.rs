@@ -13,6 +13,7 @@ use super::rig::is_running;
 use super::rig::{Server, until};
 use crate::fixture::hub::hub;
 use crate::fixture::hub::server::{Reply, Server as Hub};
+use crate::fixture::no_such_file;
 use crate::fixture::process::{demo_model, name_also};
 
 /// A directory with the models `a` and `b`, and other files.
@@ -262,10 +263,11 @@ fn refused(words: &[&str]) -> String {
 
 #[test]
 fn wrong_usage_is_told_at_the_start() {
+    let absent = format!("--models-preset /none.ini: {}", no_such_file());
     for (words, part) in [
         (&["--models-dir", "/none"][..], "--models-dir /none: cannot be listed"),
         (&["--models-dir", ".", "-m", "x.gguf"], "cannot be used with '--model <FNAME>'"),
-        (&["--models-preset", "/none.ini"], "--models-preset /none.ini: No such file"),
+        (&["--models-preset", "/none.ini"], absent.as_str()),
         (&["--models-preset", "x.ini", "-m", "x.gguf"], "cannot be used with"),
         (&["--models-dir", ".", "--models-max", "0"], "0 is not in 1..=64"),
     ] {
