@@ -143,7 +143,7 @@ fn by_default(mut cli: Cli, caches: &Path) -> Cli {
 
 /// Files of experts in a cache directory.
 fn kept(caches: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(caches.join("hobbit/experts")).into_iter().flatten();
+    let entries = std::fs::read_dir(caches.join("hobbit").join("experts")).into_iter().flatten();
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
