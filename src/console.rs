@@ -215,7 +215,7 @@ pub fn history(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let state = path("XDG_STATE_HOME")
         .or_else(|| path("LOCALAPPDATA").filter(|_| cfg!(windows)))
         .or_else(|| Some(path("HOME")?.join(".local/state")))?;
-    Some(state.join("hobbit/history"))
+    Some(state.join("hobbit").join("history"))
 }
 
 fn editor(history: Option<&Path>) -> Option<Editor> {

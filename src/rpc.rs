@@ -134,6 +134,9 @@ fn cache_directory(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBu
         if cfg!(target_os = "macos") {
             return path("HOME").map(|home| home.join("Library/Caches/llama.cpp"));
         }
+        if cfg!(windows) {
+            return path("LOCALAPPDATA").map(|data| data.join("llama.cpp"));
+        }
         let caches = path("XDG_CACHE_HOME").or_else(|| path("HOME").map(|home| home.join(".cache")));
         caches.map(|caches| caches.join("llama.cpp"))
     })?;

@@ -19,7 +19,6 @@ mod fine_model;
 mod fixture;
 mod low;
 mod media;
-#[cfg(unix)]
 mod mirror;
 mod perplexity;
 mod quantise;
@@ -31,5 +30,4 @@ mod sampling;
 mod speculation;
 mod trace;
 mod virtual_experts;
-#[cfg(unix)]
 mod warm;

@@ -1,13 +1,12 @@
 //! `hobbit-bench` on the demo model.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::path::Path;
 
 use hobbit_synth::Spec;
 use serde_json::Value;
 
-use crate::fixture::cli::{BENCH, Ran, check_refusals, program, ran, send};
+use crate::fixture::cli::{BENCH, Ran, check_refusals, program, ran};
 use crate::fixture::{self, bundled, not_run};
 
 fn text() -> String {
@@ -84,13 +83,14 @@ fn the_first_token_is_timed_without_a_warm_up() {
 fn mistakes_come_first_and_failures_are_records() {
     let (demo, text) = (bundled("demo.gguf").display().to_string(), text());
     let both = format!("{demo},none.gguf");
+    let empty = if cfg!(windows) { "NUL" } else { "/dev/null" };
     let rows: &[(&[&str], i32, &str)] = &[
         (&["--policy", "best"], 2, "best"),
         (&["--mmproj-url", "x"], 2, "'--mmproj-url' is a flag of llama.cpp"),
         (&["-m", &both, "-o", "json"], 1, "none.gguf: cannot open this model"),
         (&["-m", &text], 1, "demo-heldout-prose.txt: not a GGUF file"),
         (&["-m", &demo, "--prompt-file", "none.txt"], 1, "--prompt-file: none.txt: cannot read this file"),
-        (&["-m", &demo, "--prompt-file", "/dev/null"], 1, "/dev/null"),
+        (&["-m", &demo, "--prompt-file", empty], 1, empty),
         (&["-m", &demo, "--low", "none.gguf"], 1, "none.gguf"),
     ];
     check_refusals(bench, rows);
@@ -102,7 +102,8 @@ fn mistakes_come_first_and_failures_are_records() {
 }
 
 /// Control groups of a process, where memory has them.
-fn groups(process: u32) -> Vec<PathBuf> {
+#[cfg(unix)]
+fn groups(process: u32) -> Vec<std::path::PathBuf> {
     let mounts = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"];
     let dirs = mounts.iter().filter_map(|mount| fs::read_dir(mount).ok()).flatten().flatten().map(|dir| dir.path());
     let own = format!("hobbit-bench-{process}-");
@@ -110,9 +111,14 @@ fn groups(process: u32) -> Vec<PathBuf> {
 }
 
 /// SIGTERM: what runs is ended, and its control group goes with it, as after a Ctrl-C.
+#[cfg(unix)]
 #[test]
 fn a_termination_leaves_no_control_group() {
     use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
+
+    use crate::fixture::cli::send;
+
     let mut command = program(BENCH);
     command.args(["-v", "-p", "0", "-n", "64", "-r", "100000", "-t", "1", "--limit", "160MiB", "--no-roofline"]);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
@@ -127,7 +133,7 @@ fn a_termination_leaves_no_control_group() {
     send(&child, "TERM");
     let status = child.wait().unwrap();
     assert!(!status.success() && status.code().is_some(), "it ended by itself: {status}");
-    assert_eq!(groups(child.id()), [] as [PathBuf; 0]);
+    assert_eq!(groups(child.id()), [] as [std::path::PathBuf; 0]);
 }
 
 /// Under a limit, where the machine lets this process make control groups: as root.

@@ -140,7 +140,9 @@ fn budgets_count_rearranging() {
         let measured = measure(&model, &["--mem-budget", &budget.to_string(), "--repack", "on"]);
         let peak = measured.peak_rss_bytes;
         assert!(peak <= budget, "{peak} bytes resident, {budget} allowed");
-        assert!(measured.misses > 0);
+        // Under Wine a program takes 25 MiB more by itself, and the largest budget holds the whole model.
+        let is_whole = cfg!(windows) && measured.n_slots == 0;
+        assert!(measured.misses > 0 || is_whole, "no miss with {budget} bytes, of at least {minimum}");
     }
 }
 

@@ -1,14 +1,13 @@
 //! `hobbit-perplexity`, the binary in a fresh directory.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use serde_json::Value;
 
 use crate::fixture::bundled;
-use crate::fixture::cli::{PERPLEXITY, Ran, check_refusals, demo_model, json, program, ran, send};
+use crate::fixture::cli::{PERPLEXITY, Ran, check_refusals, demo_model, json, program, ran};
 
 /// Perplexities after each chunk: `[1]12.3456,[2]…`.
 fn chunks(ran: &Ran) -> Vec<f64> {
@@ -185,8 +184,15 @@ fn a_base_that_does_not_fit_is_refused() {
     diverge(&["cut", "--chunks", "1"]).expect(0);
 }
 
+/// SIGTERM.
+#[cfg(unix)]
 #[test]
 fn a_signal_ends_in_order_and_leaves_no_base() {
+    use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
+
+    use crate::fixture::cli::send;
+
     let bench = Bench::new();
     let text = text("prose");
     let flags = ["-c", "64", "-ub", "1", "--save-all-logits", "base", "--json", "result.json", "-f", &text];

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
@@ -13,7 +13,7 @@ use hobbit_core::plan::ExpertCache;
 use hobbit_synth::Spec;
 
 use crate::fixture::cases::all_architectures;
-use crate::fixture::cli::{Ran, check_refusals, program, ran, send};
+use crate::fixture::cli::{Ran, check_refusals, program, ran};
 use crate::fixture::compare::{DEVICE_SIZES, check_on_device, each, options};
 use crate::fixture::{self, in_own_process, one_thread};
 
@@ -111,18 +111,19 @@ fn help_and_mistakes() {
     refused.says(&["cannot listen on 192.0.2.1:50052: ", "warning: 192.0.2.1 can be reached from other machines"]);
 }
 
+#[cfg(unix)]
 #[test]
 fn one_client_after_another_until_ctrl_c() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = Server::start(&[], dir.path());
     assert!(server.printed.iter().any(|line| line.starts_with("CPU: ")), "{:?}", server.printed);
     for _ in 0..2 {
-        let client = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port)).unwrap();
+        let client = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, server.port)).unwrap();
         assert_eq!(server.next_line(), "client connected");
         drop(client);
         assert_eq!(server.next_line(), "client gone");
     }
-    send(&server.child, "INT");
+    crate::fixture::cli::send(&server.child, "INT");
     assert_eq!(server.child.wait().unwrap().code(), Some(130));
     assert_eq!(stderr_of(&mut server.child), "");
 }

@@ -270,7 +270,9 @@ fn the_default_context_is_fitted() {
 #[test]
 fn passthrough_begins_where_everything_fits() {
     let dir = tempfile::tempdir().unwrap();
-    let spec = Spec { layers: 8, experts: 32, topk: 4, embd: 256, ff: 512, ..Spec::tiny("qwen3moe") };
+    // A program by itself takes 25 MiB more under Wine, where 80 % of the smaller model is too little for any budget.
+    let ff = if cfg!(windows) { 1024 } else { 512 };
+    let spec = Spec { layers: 8, experts: 32, topk: 4, embd: 256, ff, ..Spec::tiny("qwen3moe") };
     let path = fixture::write(dir.path(), &spec);
     let file = Gguf::open(&path).unwrap().tensors.iter().map(|tensor| tensor.extent.len).sum::<u64>();
     let mut modes = Vec::new();

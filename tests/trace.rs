@@ -14,7 +14,7 @@ use hobbit_core::sim::{Config, FitGoal, Memory, PredictedBy, Recording, Slots, f
 use hobbit_core::trace::{LayerRecord, ReadClass, Record, TraceReader};
 use hobbit_synth::{self as synth, Spec};
 
-use crate::fixture::cli::{CLI, demo_model, program, program_after, ran};
+use crate::fixture::cli::{CLI, demo_model, program};
 use crate::fixture::{bundled, demo_tokens, no_reads_ahead, one_thread, quiet_llama_cpp};
 
 fn options(policy: PolicyKind, trace: Option<&Path>) -> ModelOptions {
@@ -269,6 +269,8 @@ fn traced(mut command: Command, trace: &Path, n: &str) -> Command {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_ends_the_trace_not_the_run() {
+    use crate::fixture::cli::{program_after, ran};
+
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.trace");
     let expected = ran(traced(program(CLI), &dir.path().join("b.trace"), "128").output().unwrap()).expect(0);

@@ -31,6 +31,7 @@ use windows_sys::Win32::System::Console::{
     GetStdHandle, STD_ERROR_HANDLE, STD_INPUT_HANDLE, STD_OUTPUT_HANDLE, SetConsoleCP, SetConsoleCtrlHandler,
     SetConsoleMode, SetConsoleOutputCP,
 };
+use windows_sys::Win32::System::Diagnostics::Debug::{SEM_NOGPFAULTERRORBOX, SetErrorMode};
 use windows_sys::Win32::System::IO::{GetOverlappedResult, OVERLAPPED};
 use windows_sys::Win32::System::JobObjects::{
     AssignProcessToJobObject, CreateJobObjectW, JOB_OBJECT_LIMIT_JOB_MEMORY, JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE,
@@ -243,7 +244,7 @@ fn memory_status() -> Option<MEMORYSTATUSEX> {
     checked(unsafe { GlobalMemoryStatusEx(&mut status) }).ok().map(|()| status)
 }
 
-/// Memory of this process.
+/// Memory of a process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OwnMemory {
     /// Pages that it has in the machine's memory, those of files included.
@@ -258,13 +259,24 @@ pub struct OwnMemory {
 
 /// Memory of this process.
 pub fn own_memory() -> Option<OwnMemory> {
+    // SAFETY: no arguments, no memory; the handle needs no closing.
+    memory(unsafe { GetCurrentProcess() })
+}
+
+/// Memory of a process.
+pub fn memory_of(process: &impl AsRawHandle) -> Option<OwnMemory> {
+    memory(process.as_raw_handle())
+}
+
+/// Memory of the process with this open handle.
+fn memory(process: HANDLE) -> Option<OwnMemory> {
     // SAFETY: plain numbers, for which zero is a value.
     let mut counters: PROCESS_MEMORY_COUNTERS_EX = unsafe { zeroed() };
     let bytes = size_of::<PROCESS_MEMORY_COUNTERS_EX>() as u32;
     counters.cb = bytes;
     let pointer = (&raw mut counters).cast::<PROCESS_MEMORY_COUNTERS>();
-    // SAFETY: the struct begins as the other one, and its size is given.
-    checked(unsafe { K32GetProcessMemoryInfo(GetCurrentProcess(), pointer, bytes) }).ok()?;
+    // SAFETY: the handle is open; the struct begins as the other one, and its size is given.
+    checked(unsafe { K32GetProcessMemoryInfo(process, pointer, bytes) }).ok()?;
     Some(OwnMemory {
         resident: counters.WorkingSetSize as u64,
         resident_peak: counters.PeakWorkingSetSize as u64,
@@ -368,6 +380,12 @@ pub fn end_process(id: u32) {
             CloseHandle(process);
         }
     }
+}
+
+/// A crash ends this process without a report of the system's: no window, and no debugger to wait for.
+pub fn crash_silently() {
+    // SAFETY: plain numbers.
+    unsafe { SetErrorMode(SEM_NOGPFAULTERRORBOX) };
 }
 
 /// Ends this process at once: no exit handlers and no destructors run.

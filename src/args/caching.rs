@@ -103,8 +103,12 @@ impl CacheState {
     /// The directory of all models' files.
     pub fn directory(&self, variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
         let path = |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        let caches = || path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
-        if *self == Self::Auto { Some(caches()?.join("hobbit/experts")) } else { None }
+        let caches = || {
+            path("XDG_CACHE_HOME")
+                .or_else(|| path("LOCALAPPDATA").filter(|_| cfg!(windows)))
+                .or_else(|| Some(path("HOME")?.join(".cache")))
+        };
+        if *self == Self::Auto { Some(caches()?.join("hobbit").join("experts")) } else { None }
     }
 }
 

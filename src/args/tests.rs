@@ -85,6 +85,21 @@ fn defaults_are_llama_cpps() {
     assert_eq!(hi.output.verbosity(), Verbosity { shown: 3, logged: 3 });
 }
 
+/// Paths of Windows are absolute with a drive.
+#[cfg(windows)]
+#[test]
+fn the_cache_directory_is_the_users_on_windows() {
+    let of = |set: &'static [(&str, &str)]| {
+        let value = |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
+        CacheState::Auto.directory(value)
+    };
+    let local = ("LOCALAPPDATA", "C:\\local");
+    assert_eq!(of(&[local]), Some("C:\\local\\hobbit\\experts".into()));
+    assert_eq!(of(&[local, ("XDG_CACHE_HOME", "D:\\x")]), Some("D:\\x\\hobbit\\experts".into()));
+    assert_eq!(of(&[local, ("HOME", "D:\\h")]), Some("C:\\local\\hobbit\\experts".into()));
+}
+
+#[cfg(not(windows))]
 #[test]
 fn the_cache_directory_is_the_users() {
     let of = |word: &str, set: &'static [(&str, &str)]| {

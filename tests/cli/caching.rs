@@ -143,7 +143,7 @@ fn by_default(mut cli: Cli, caches: &Path) -> Cli {
 
 /// Files of experts in a cache directory.
 fn kept(caches: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(caches.join("hobbit/experts")).into_iter().flatten();
+    let entries = std::fs::read_dir(caches.join("hobbit").join("experts")).into_iter().flatten();
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
@@ -202,10 +202,9 @@ fn a_cache_directory_that_cannot_be_used_does_no_harm() {
         assert_eq!(ran.stdout, plain.stdout);
         assert!(!ran.stderr.contains("cache state"), "{}", ran.stderr);
     }
-    by_default(whole(&["-v"]), &file)
-        .run()
-        .expect(0)
-        .says(&["cache state ", "caches start empty, and it is left as it is"]);
+    // Windows finds no file below another one; Unix says that this is no directory.
+    let end = if cfg!(windows) { "are not saved" } else { "caches start empty, and it is left as it is" };
+    by_default(whole(&["-v"]), &file).run().expect(0).says(&["cache state ", end]);
 }
 
 #[test]

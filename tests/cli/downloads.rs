@@ -1,8 +1,5 @@
 //! Models that are fetched first, from a server of the test's own.
 
-use std::io::{BufRead, BufReader};
-use std::process::Stdio;
-
 use crate::fixture::cli::*;
 use crate::fixture::hub::{hub, server::Server};
 
@@ -50,8 +47,13 @@ fn failed_downloads_name_the_remedy() {
     check_refusals(|args| fetching(&server, dir.path(), args).run(), rows);
 }
 
+/// By a signal.
+#[cfg(unix)]
 #[test]
 fn ctrl_c_keeps_the_part_that_was_downloaded() {
+    use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
+
     const CAME: usize = 100_000;
     let (server, dir) = (hub(Some(CAME)), tempfile::tempdir().unwrap());
     let mut cli = fetching(&server, dir.path(), &["-hf", "a/b"]);

@@ -2,7 +2,6 @@
 
 mod adapters;
 mod caching;
-#[cfg(unix)]
 mod conversations;
 #[cfg(feature = "hub")]
 mod downloads;
@@ -11,4 +10,6 @@ mod reports;
 #[cfg(unix)]
 mod signals;
 mod templates;
+#[cfg(unix)]
+mod terminal;
 mod usage;

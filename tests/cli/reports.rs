@@ -74,6 +74,7 @@ fn log_files_have_the_lines_that_quiet_hides() {
     assert!(stderr.starts_with("error: there is no device ") && log.ends_with(&stderr), "{stderr}{log}");
 }
 
+#[cfg(unix)]
 #[test]
 fn a_full_disk_keeps_old_statistics() {
     for old in [None, Some("{\"old\": true}\n")] {

@@ -1,8 +1,6 @@
 //! Answers and refusals before a model runs, and programs whose reader closes the pipe.
 
-use std::fs;
 use std::io::pipe;
-use std::path::Path;
 
 use serde_json::Value;
 
@@ -131,14 +129,17 @@ fn a_closed_pipe_ends_every_program_without_a_message() {
     }
 }
 
-/// Debian's own cargo is the first mistake that a newcomer can make.
+/// Debian's own cargo is the first mistake that a newcomer can make. The script is for Unix.
+#[cfg(unix)]
 #[test]
 fn an_old_cargo_is_refused_with_the_remedy() {
+    use std::fs;
+    use std::path::Path;
+
     let dir = tempfile::tempdir().unwrap();
     let setup = |version: &str| {
         let cargo = dir.path().join("cargo");
         fs::write(&cargo, format!("#!/bin/sh\necho 'cargo {version} (abc 2022)'\n")).unwrap();
-        #[cfg(unix)]
         fs::set_permissions(&cargo, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         // Nothing else is there: it ends before it would install anything.
         let path = std::env::join_paths([dir.path(), Path::new("/none")]).unwrap();

@@ -71,6 +71,7 @@ fn tight(reference: &Reference, options: &ModelOptions, more: u64) -> (Watched, 
     panic!("{budget} bytes are too few although they were asked for");
 }
 
+#[cfg_attr(not(target_os = "linux"), ignore = "only Linux tells which pages of a buffer are in memory")]
 #[test]
 fn slots_grow_after_a_prompt_and_shrink_before_the_next() {
     if !in_own_process("exactness::phases::slots_grow_after_a_prompt_and_shrink_before_the_next") {
@@ -192,6 +193,7 @@ fn many_rows_of_one_expert_are_multiplied_in_parts() {
 }
 
 /// Whatever widths were chosen, logits are those of a session of fixed width that gets the same ubatches.
+#[cfg_attr(not(target_os = "linux"), ignore = "only Linux tells which pages of a buffer are in memory")]
 #[test]
 fn wide_prompts_have_the_bits_of_their_width() {
     if !in_own_process("exactness::phases::wide_prompts_have_the_bits_of_their_width") {

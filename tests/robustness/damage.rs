@@ -305,14 +305,17 @@ fn files_of_other_kinds_are_refused() {
         fs::write(&path, bytes).unwrap();
         path
     };
+    let absent = fixture::no_such_file();
+    let (device, reason) =
+        if cfg!(windows) { ("NUL", "cannot open this model") } else { ("/dev/null", "not a regular file") };
     let table: &[(PathBuf, &[&str])] = &[
         (dir.path().to_owned(), &["is a directory", ".gguf"]),
-        (dir.path().join("absent.gguf"), &["absent.gguf", "No such file"]),
+        (dir.path().join("absent.gguf"), &["absent.gguf", &absent]),
         (file("empty.gguf", b""), &["empty.gguf", "empty", FETCH]),
         (file("text.gguf", b"The three laws of robotics"), &["text.gguf", "not a GGUF file", "check the path"]),
         (file("lfs.gguf", b"version https://git-lfs.github.com/spec/v1\n"), &["lfs.gguf", "git lfs pull"]),
         (file("zeros.gguf", &[0; 4096]), &["zeros.gguf", "not a GGUF file"]),
-        (PathBuf::from("/dev/null"), &["/dev/null", "not a regular file"]),
+        (PathBuf::from(device), &[device, reason]),
     ];
     for (path, parts) in table {
         cli::run(path, &[]).is_refused(parts).unwrap_or_else(|error| panic!("{}: {error}", path.display()));

@@ -46,11 +46,13 @@ fn failed_reads_are_reported_and_survived() {
     let path = fixture::write(dir.path(), &spec());
     let model = Model::open(&path, &options(CACHES[0], IoMode::Auto)).unwrap();
     let expected = evaluate(&mut session(&model)).unwrap();
+    // EIO; Windows has another error of this number.
+    let failed = fixture::system_error(5);
     let io_error = |n| Faults { io_error: vec![n], ..Faults::default() };
     let short_read = |n| Faults { short_read: vec![n], ..Faults::default() };
     for cache in CACHES {
         for n in [0, 1, 5, 17] {
-            for (faults, reason) in [(io_error(n), "Input/output error"), (short_read(n), "shrank")] {
+            for (faults, reason) in [(io_error(n), failed.as_str()), (short_read(n), "shrank")] {
                 let what = format!("{cache:?}, {faults:?}");
                 let wrap = move |inner| Arc::new(FaultyStore::new(inner, faults.clone())) as Arc<dyn Store>;
                 let model = Model::open_with_store(&path, &options(cache, IoMode::Auto), wrap).unwrap();

@@ -220,8 +220,12 @@ fn point(pointer: &Path, blob: &Path) -> Result<(), HubError> {
     let linked = std::os::unix::fs::symlink(target, pointer);
     #[cfg(windows)]
     let linked = std::os::windows::fs::symlink_file(target, pointer);
-    // A file system without links gets the file itself, as with the Hub's own client. Windows asks for a privilege.
-    linked.or_else(|_| fs::rename(blob, pointer)).map_err(failed(pointer, "make this link"))
+    // A file system without links gets the file itself, as with the Hub's own client. Windows asks for a privilege, and
+    // Wine says that it made a link which is not there.
+    linked
+        .and_then(|()| fs::metadata(pointer).map(drop))
+        .or_else(|_| fs::rename(blob, pointer))
+        .map_err(failed(pointer, "make this link"))
 }
 
 /// `path` as seen from `directory`.

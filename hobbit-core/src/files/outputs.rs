@@ -295,7 +295,7 @@ fn other_than_file(path: &Path) -> Option<&'static str> {
 /// Whether a name stands for a device in every directory of Windows: `NUL`, `con.txt`, `COM1`; or it is in the
 /// namespace of devices.
 #[cfg(windows)]
-pub(super) fn is_device(path: &Path) -> bool {
+pub(crate) fn is_device(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_uppercase();
     let stem = name.split(['.', ':']).next().unwrap_or_default().trim_end();
     let is_numbered =
@@ -308,7 +308,7 @@ pub(super) fn is_device(path: &Path) -> bool {
 
 /// Whether a name stands for a device. Only Windows has such names; on other systems devices are files.
 #[cfg(not(windows))]
-pub(super) fn is_device(_: &Path) -> bool {
+pub(crate) fn is_device(_: &Path) -> bool {
     false
 }
 

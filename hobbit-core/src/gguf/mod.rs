@@ -36,6 +36,7 @@ pub use writer::{HeaderBuilder, WriteError};
 
 use crate::expert::Extent;
 use crate::files::FileState;
+use crate::files::outputs::is_device;
 use split::ShardName;
 
 /// One of the files a model consists of.
@@ -307,14 +308,20 @@ fn open_header(path: &Path, extents: Extents) -> Result<(SourceFile, Header), Gg
         let action = action.to_owned();
         move |error| GgufError::Io { path: path.to_owned(), action, error }
     };
+    let irregular = || {
+        let reason = "is not a regular file; experts are read at random offsets, copy the model to a disk first";
+        Err(GgufError::refused(path, reason))
+    };
+    if is_device(path) {
+        return irregular();
+    }
     // Before opening: opening a pipe would wait for a writer.
     let kind = std::fs::metadata(path).map_err(io("open"))?;
     if kind.is_dir() {
         return Err(GgufError::refused(path, directory(path)));
     }
     if !kind.is_file() {
-        let reason = "is not a regular file; experts are read at random offsets, copy the model to a disk first";
-        return Err(GgufError::refused(path, reason));
+        return irregular();
     }
     let file = File::open(path).map_err(io("open"))?;
     let state = FileState::of(&file).map_err(io("read the length"))?;

@@ -1,11 +1,12 @@
-//! Keys, hosts and origins; connections that do nothing, and clients that do not read.
+//! Keys, hosts and origins; connections that do nothing, and clients that do not read. A process's limit of descriptors
+//! is Unix's.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use serde_json::{Value, json};
 
-use super::rig::{Server, until};
+use super::rig::Server;
 
 /// Reads until the server closes the connection; what it has sent.
 #[track_caller]
@@ -57,6 +58,7 @@ fn long_work_is_no_silence() {
     }
 }
 
+#[cfg(unix)]
 #[test]
 fn new_connections_take_the_place_of_the_oldest_silent_ones() {
     // Half of the descriptors are for connections.
@@ -74,8 +76,13 @@ fn new_connections_take_the_place_of_the_oldest_silent_ones() {
     assert_eq!((&last.data["stop"], &last.data["tokens_predicted"]), (&json!(true), &json!(400)), "work goes on");
 }
 
+#[cfg(unix)]
 #[test]
 fn health_answers_when_all_connections_work() {
+    use std::io::ErrorKind;
+
+    use super::rig::until;
+
     let server = Server::start_with_descriptors(128, &["--ignore-eos", "--context-shift"]);
     let body = json!({"prompt": "The river", "n_predict": -1}).to_string();
     let head = format!("POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());

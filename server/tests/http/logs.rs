@@ -1,14 +1,13 @@
 //! The log of requests.
 
 use std::io::{Read, Write};
-use std::os::unix::fs::symlink;
 
 use hobbit_synth::Spec;
 use serde_json::{Value, json};
 
 use super::rig::Server;
 use crate::fixture;
-use crate::fixture::process::demo_model;
+use crate::fixture::process::{demo_model, name_also};
 
 /// Pages and monitors ask for these again and again.
 const LOOKS: [&str; 10] = [
@@ -75,7 +74,7 @@ fn requests_that_only_look_are_logged_on_demand() {
     server.logged("hobbit: POST /markdown 200; ");
     // So it is with several models.
     let dir = tempfile::tempdir().unwrap();
-    symlink(demo_model(), dir.path().join("demo.gguf")).unwrap();
+    name_also(&demo_model(), dir.path().join("demo.gguf"));
     let server = Server::start_router(dir.path(), &dir.path().join("home"), "http://127.0.0.1:1", &[]);
     let completed = json!({"model": "demo", "prompt": "x", "n_predict": 2});
     for path in ["/v1/models", "/props?model=demo&autoload=true", "/slots", "/experts", "/health"] {

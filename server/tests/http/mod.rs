@@ -9,15 +9,11 @@ mod completions;
 mod connections;
 mod embeddings;
 mod limits;
-#[cfg(unix)]
 mod logs;
 pub mod rig;
-#[cfg(unix)]
 mod router;
 mod slot_files;
-#[cfg(unix)]
 mod slots;
 mod speculation;
 mod status;
-#[cfg(unix)]
 mod templates;

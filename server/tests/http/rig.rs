@@ -102,6 +102,7 @@ impl Server {
     }
 
     /// With at most `n` descriptors.
+    #[cfg(unix)]
     pub fn start_with_descriptors(n: usize, flags: &[&str]) -> Server {
         let mut command = Command::new("sh");
         command.args([
@@ -193,11 +194,13 @@ impl Server {
     }
 
     /// The processes of models that this one has started and that have not ended.
+    #[cfg(unix)]
     pub fn children(&self) -> Vec<u32> {
         self.processes("cmdline", "--model=")
     }
 
     /// The processes that this one has started, that have not ended, and whose `file` in /proc has `part`.
+    #[cfg(unix)]
     pub fn processes(&self, file: &str, part: &str) -> Vec<u32> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().flatten();
         let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
@@ -207,20 +210,30 @@ impl Server {
     }
 
     /// Sends SIGTERM or SIGKILL to a process.
+    #[cfg(unix)]
     pub fn signal(&self, name: &str, process: u32) {
         assert!(Command::new("kill").args(["-s", name, &process.to_string()]).status().unwrap().success());
     }
 
+    #[cfg(unix)]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Waits for the end of the process; its exit status.
+    #[cfg(unix)]
     pub fn wait(&mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
 
     /// Peak memory of the process, in bytes.
+    #[cfg(windows)]
+    pub fn peak_bytes(&self) -> u64 {
+        hobbit_core::windows::memory_of(&self.child).expect("the process runs").resident_peak
+    }
+
+    /// Peak memory of the process, in bytes.
+    #[cfg(not(windows))]
     pub fn peak_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("Linux has the figure");
@@ -298,6 +311,7 @@ pub fn least_mib(flags: &[&str]) -> u64 {
 }
 
 /// Whether the process has not ended.
+#[cfg(unix)]
 pub fn is_running(process: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))

@@ -1,25 +1,27 @@
-//! Several models: `--models-dir`.
+//! Several models: `--models-dir`. Tests that look for processes in /proc, or send signals, are for Unix.
 
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::rig::{Server, is_running, until};
+#[cfg(unix)]
+use super::rig::is_running;
+use super::rig::{Server, until};
 use crate::fixture::hub::hub;
 use crate::fixture::hub::server::{Reply, Server as Hub};
-use crate::fixture::process::demo_model;
+use crate::fixture::no_such_file;
+use crate::fixture::process::{demo_model, name_also};
 
 /// A directory with the models `a` and `b`, and other files.
 fn directory() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     for name in ["a.gguf", "b.gguf", "a-draft.gguf", "mmproj-a.gguf"] {
-        symlink(demo_model(), at(name)).unwrap();
+        name_also(&demo_model(), at(name));
     }
     fs::write(at("note.txt"), "no model").unwrap();
     dir
@@ -45,6 +47,7 @@ fn with_status(server: &Server, status: &str) -> Vec<String> {
     all.filter(|own| own["status"]["value"] == status).map(|own| own["id"].as_str().unwrap().to_owned()).collect()
 }
 
+#[cfg(unix)]
 #[test]
 fn models_are_loaded_on_demand_and_give_way() {
     let dir = directory();
@@ -74,10 +77,11 @@ fn models_are_loaded_on_demand_and_give_way() {
     server.post("/models/load", &json!({"model": "b"})).ok();
     until("b is loaded", || with_status(&server, "loaded") == ["b"]);
     // New files are found.
-    symlink(demo_model(), dir.path().join("c.gguf")).unwrap();
+    name_also(&demo_model(), dir.path().join("c.gguf"));
     server.post("/v1/completions", &ask("c")).ok();
 }
 
+#[cfg(unix)]
 #[test]
 fn a_part_of_the_budget_is_each_models() {
     let dir = directory();
@@ -93,11 +97,12 @@ fn a_part_of_the_budget_is_each_models() {
         assert!(!words.contains("key"), "{words}");
     }
     // The one that was used least recently gives way.
-    symlink(demo_model(), dir.path().join("c.gguf")).unwrap();
+    name_also(&demo_model(), dir.path().join("c.gguf"));
     server.post("/v1/completions", &ask("c")).ok();
     assert_eq!(with_status(&server, "loaded"), ["a", "c"]);
 }
 
+#[cfg(unix)]
 #[test]
 fn a_model_leaves_after_a_time_without_requests() {
     let dir = directory();
@@ -134,6 +139,7 @@ fn streams_and_leaving_clients_reach_the_model() {
     server.wait_for_busy(0);
 }
 
+#[cfg(unix)]
 #[test]
 fn clients_hear_which_models_are_loaded() {
     let dir = directory();
@@ -155,6 +161,7 @@ fn clients_hear_which_models_are_loaded() {
     assert_eq!((events.next(), server.wait()), (None, Some(0)));
 }
 
+#[cfg(unix)]
 #[test]
 fn a_killed_model_is_an_error_with_its_reason() {
     let dir = directory();
@@ -200,9 +207,9 @@ fn a_model_beyond_its_budget_is_an_error_that_names_what_is_needed() {
 fn models_have_flags_of_their_own() {
     let (dir, other) = (directory(), tempfile::tempdir().unwrap());
     let (file, elsewhere) = (dir.path().join("models.ini"), other.path().join("elsewhere.gguf"));
-    symlink(demo_model(), &elsewhere).unwrap();
+    name_also(&demo_model(), &elsewhere);
     // Names of files have capitals.
-    symlink(demo_model(), dir.path().join("Large-A3B.gguf")).unwrap();
+    name_also(&demo_model(), dir.path().join("Large-A3B.gguf"));
     let text = format!(
         "version = 1\n[*]\nc = 768 ; every model's\nno-warmup = true\n\n# one model's\n[b]\nnp = 1\nkvu\nctx_size = 512\n\
          [other]\nmodel = {}\nno-slots = false\n[later]\nc = 128\n[Large-A3B]\nnp = 3\n",
@@ -256,10 +263,11 @@ fn refused(words: &[&str]) -> String {
 
 #[test]
 fn wrong_usage_is_told_at_the_start() {
+    let absent = format!("--models-preset /none.ini: {}", no_such_file());
     for (words, part) in [
         (&["--models-dir", "/none"][..], "--models-dir /none: cannot be listed"),
         (&["--models-dir", ".", "-m", "x.gguf"], "cannot be used with '--model <FNAME>'"),
-        (&["--models-preset", "/none.ini"], "--models-preset /none.ini: No such file"),
+        (&["--models-preset", "/none.ini"], absent.as_str()),
         (&["--models-preset", "x.ini", "-m", "x.gguf"], "cannot be used with"),
         (&["--models-dir", ".", "--models-max", "0"], "0 is not in 1..=64"),
     ] {
@@ -316,6 +324,7 @@ fn a_request_waits_for_room_only_so_long() {
     assert!(refused(&["--models-dir", ".", "--model-wait", "x"]).contains("expected a number of seconds"));
 }
 
+#[cfg(unix)]
 #[test]
 fn a_stopped_model_is_ended_for_others() {
     let dir = directory();
@@ -354,6 +363,7 @@ fn health_answers_beside_idle_streams_and_waiting_requests() {
     until("requests that left wait no longer", || server.post("/v1/completions", &ask("a")).status == 200);
 }
 
+#[cfg(unix)]
 #[test]
 fn models_end_with_the_server() {
     let dir = directory();
@@ -368,6 +378,7 @@ fn models_end_with_the_server() {
     }
 }
 
+#[cfg(unix)]
 #[test]
 fn names_and_limits_of_requests() {
     let dir = directory();

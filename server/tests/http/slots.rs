@@ -3,8 +3,6 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
@@ -14,8 +12,13 @@ use serde_json::{Value, json};
 use super::rig::{Server, least_mib, until, with};
 use crate::fixture::{demo_in_f32, write};
 
+/// Links, pipes and inodes are Unix's.
+#[cfg(unix)]
 #[test]
 fn a_saved_slot_replaces_only_a_saved_slot() {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
+    use std::process::Command;
+
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo.gguf"), at("model")).unwrap();

@@ -39,6 +39,7 @@ fn a_template_that_explodes_fails_one_request() {
     });
 }
 
+#[cfg(unix)]
 #[test]
 fn the_process_for_templates_is_started_again() {
     let server = Server::start(&[]);

@@ -171,9 +171,8 @@ fn things_that_are_no_model_are_named_for_what_they_are() {
     assert_refused(other.path(), &["is a directory without a .gguf file"]);
     write(&other, "model-00001-of-00002.safetensors", b"");
     assert_refused(other.path(), &["is a directory of safetensors", "convert_hf_to_gguf.py"]);
-    if cfg!(unix) {
-        assert_refused(Path::new("/dev/zero"), &["is not a regular file"]);
-    }
+    let device = if cfg!(unix) { "/dev/zero" } else { "NUL" };
+    assert_refused(Path::new(device), &["is not a regular file"]);
     assert_refused(&dir.path().join("absent.gguf"), &["cannot open"]);
 }
 

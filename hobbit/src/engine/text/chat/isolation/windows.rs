@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hobbit_core::windows::{Job, cpu_time, exit_at_once};
+use hobbit_core::windows::{Job, cpu_time, crash_silently, exit_at_once};
 
 use super::{
     CPU_SECONDS, Failure, QUICK_MICROSECONDS, REVIVALS_MAX, REVIVED, Task, WALL_SECONDS, may_revive, receive, send,
@@ -20,8 +20,11 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Memory of a process without a task.
 const IDLE_BYTES: u64 = 256 << 20;
 
-/// Creation flag of a process without a console: Ctrl-C is for the program.
-const CREATE_NO_WINDOW: u32 = 0x0800_0000;
+/// Longest start of a process, on a busy machine whose disk is slow.
+const START: Duration = Duration::from_secs(60);
+
+/// Creation flag of a process without a console: Ctrl-C is for the program, and no console has to be started.
+const DETACHED_PROCESS: u32 = 8;
 
 /// An idle process, if one was needed so far.
 #[derive(Default)]
@@ -83,7 +86,7 @@ impl Running {
     fn start() -> io::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.env(REVIVED, "1").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.creation_flags(CREATE_NO_WINDOW).spawn()?;
+        let mut child = command.creation_flags(DETACHED_PROCESS).spawn()?;
         let job = Job::new()?;
         job.add(&child)?;
         let (Some(tasks), Some(mut results)) = (child.stdin.take(), child.stdout.take()) else {
@@ -100,7 +103,11 @@ impl Running {
             }
         };
         thread::Builder::new().name("hobbit-template".into()).spawn(read)?;
-        Ok(Self { child, tasks, answers, job })
+        // It says that it is ready: its start is no task's time.
+        match answers.recv_timeout(START) {
+            Ok(ready) => ready.map(|_| Self { child, tasks, answers, job }),
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        }
     }
 
     /// The result, or how the task exceeded a limit or ended the process.
@@ -134,7 +141,11 @@ impl Running {
 
 /// Works as an idle process until the program that started this one ends.
 pub(super) fn serve_standard_input() -> ! {
+    crash_silently();
     let (mut tasks, mut results) = (io::stdin().lock(), io::stdout().lock());
+    if send(&mut results, &[]).and_then(|()| results.flush()).is_err() {
+        exit_at_once(0);
+    }
     while let Ok(task) = receive(&mut tasks) {
         let Ok(task) = serde_json::from_slice::<Task>(&task) else { break };
         let outcome = serde_json::to_vec(&task.bounded(task.memory_bytes())).unwrap_or_default();
