@@ -652,8 +652,8 @@ llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
             ..DeviceReport::default()
         };
         let line = |device: &DeviceReport| devices_and_precision(std::slice::from_ref(device), &exact()).unwrap();
-        let given = "CUDA0: 4 layers, 8 of 32 experts (25 %) in 3.00 MiB; missing experts are copied from memory when they \
-                     are needed; none is copied ahead (--predictor)";
+        let given = "CUDA0: 4 layers, 8 of 32 experts (25 %) in 3.00 MiB; missing experts are copied from memory when \
+                     they are needed; none is copied ahead (--predictor)";
         assert_eq!(line(&device), given);
         let decided =
             DeviceReport { takes_all: true, helper: Some(HelperMode::Auto), copies_ahead: true, ..device.clone() };

@@ -242,19 +242,30 @@ impl Sequences {
         // In a unified cache, copying alone would add to the content of `to`.
         self.context.forget(to, -1, -1)?;
         self.all[to as usize] = Sequence::default();
-        self.context.copy(from, to)?;
-        // A sliding window reuses cells that only one sequence has: shared cells would fill the room of both.
-        if self.has_window() && self.options.kv_unified {
-            let state = self.context.state(from, Part::NotRewindable)?;
-            if self.context.set_state(to, Part::NotRewindable, &state).is_err() {
-                self.empty(to)?;
-                return Err(EvalError::Decode("the context has no room for another sliding window".into()));
+        if self.model.info().architecture == "deepseek4" {
+            // llama.cpp copies its compressor's state with the next batch, over a checkpoint that `to` has gone back to.
+            let state = self.context.state(from, Part::Whole)?;
+            self.set_copied(to, Part::Whole, &state)?;
+        } else {
+            self.context.copy(from, to)?;
+            // A sliding window reuses cells that only one sequence has: shared cells would fill the room of both.
+            if self.has_window() && self.options.kv_unified {
+                let state = self.context.state(from, Part::NotRewindable)?;
+                self.set_copied(to, Part::NotRewindable, &state)?;
             }
         }
         if let Some(own) = self.checkpoints.get(from as usize).cloned() {
             self.checkpoints[to as usize] = own;
         }
         self.all[to as usize].tokens = self.all[from as usize].text().to_vec();
+        Ok(())
+    }
+
+    fn set_copied(&mut self, to: i32, part: Part, state: &[u8]) -> Result<(), EvalError> {
+        if self.context.set_state(to, part, state).is_err() {
+            self.empty(to)?;
+            return Err(EvalError::Decode("the context has no room for a copy of this text".into()));
+        }
         Ok(())
     }
 
