@@ -243,7 +243,7 @@ impl Sequences {
         self.context.forget(to, -1, -1)?;
         self.all[to as usize] = Sequence::default();
         if self.model.info().architecture == "deepseek4" {
-            // llama.cpp copies its compressor's state with the next batch, over a checkpoint that `to` has gone back to.
+            // llama.cpp copies its compressor's state with the next batch: over a checkpoint, if `to` goes back to one.
             let state = self.context.state(from, Part::Whole)?;
             self.set_copied(to, Part::Whole, &state)?;
         } else {
