@@ -268,7 +268,7 @@ fn a_hostile_file_restores_only_experts_of_the_model() {
     assert!(warm.logits == cold.logits);
 }
 
-/// Takes everybody's right to write into a directory. On Windows, which has access lists for that, it changes nothing.
+/// Takes away the right to write into a directory. Windows has access lists for that: there it changes nothing.
 fn close(dir: &Path) {
     #[cfg(unix)]
     fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o500)).unwrap();
