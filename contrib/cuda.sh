@@ -8,8 +8,9 @@
 # build. CHECK=1 builds what benches/gpu/check.sh runs instead, and packs it: DIRECTORY/check.tar.xz, for one compute
 # capability and without the kernels of fused attention. For other people's processors give
 # RUSTFLAGS="-C target-cpu=x86-64-v3", too. The script does not run the result on a GPU. The program needs
-# libcublas.so.13 and libcublasLt.so.13 at run time (they lie in DIRECTORY/toolkit/lib) and the driver's libcuda.so.1: without a driver it does not start, unless
-# LD_LIBRARY_PATH is DIRECTORY/toolkit/lib/stubs, with which it finds no device.
+# libcublas.so.13 and libcublasLt.so.13 at run time (they lie in DIRECTORY/toolkit/lib) and the driver's libcuda.so.1:
+# without a driver it does not start, unless LD_LIBRARY_PATH is DIRECTORY/toolkit/lib/stubs, with which it finds no
+# device.
 set -eu
 
 tree=$(cd "$(dirname "$0")/.." && pwd)

@@ -41,7 +41,7 @@ pub fn memory(
 ) -> String {
     let origin = match plan.budget_source {
         BudgetSource::Given => "--mem-budget",
-        BudgetSource::Cgroup => "limit of the control group",
+        BudgetSource::Cgroup => &format!("limit of the {}", BudgetSource::GROUP),
         BudgetSource::MemAvailable => "available memory",
     };
     let origin = match plan.asked {
@@ -52,7 +52,7 @@ pub fn memory(
     let (slots, experts) = (plan.n_slots, plan.n_experts);
     let _ = match (io_choice.strip_prefix("none: "), percent(slots, experts)) {
         (Some(words), _) => write!(line, "; {words}"),
-        _ if plan.n_experts > 0 && devices.iter().map(|device| device.slots).sum::<u64>() >= plan.n_experts => {
+        _ if DeviceReport::hold_all(devices, plan.n_experts) => {
             write!(line, "; no expert is kept here, because the devices have all")
         }
         (None, _) if plan.is_fully_resident() => {

@@ -280,7 +280,7 @@ fn warn_of_threads(options: &SessionOptions, log: &Log) {
 pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &ModelOptions, log: &Log) {
     let info = model.info();
     let say = |line: &str| log.line(Level::Info, format!("hobbit: {line}"));
-    let Description { plan, io_choice, precision, devices, warm_start, .. } = session.description();
+    let Description { plan, io_choice, precision, devices, warm_start, idle, .. } = session.description();
     let name = info.path.display();
     let name = if is_demo { format!("{DEMO} {name}") } else { name.to_string() };
     say(&report::model(&name, info, session.context().n_ctx(), options.expects.n_ctx > 0));
@@ -295,6 +295,9 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     report::devices_and_precision(devices, precision).iter().for_each(|line| say(line));
     if let (Some(bound), None) = (&precision.loss_bound, &precision.routing) {
         log.line(Level::Info, format!("note: {bound}"));
+    }
+    for words in advice::idle_flags(idle) {
+        log.line(Level::Warning, format!("note: {words}"));
     }
     if let Some(warning) = &plan.warning {
         log.line(Level::Warning, format!("warning: {warning}; {}", advice::for_one_token(warning)));

@@ -228,7 +228,14 @@ fn options_that_cannot_act_leave_the_model_to_llama_cpp() {
     }
     let mut options = ModelOptions { expert_cache: ExpertCache::Percent(50.0), ..options() };
     options.precision.mode = Some(PrecisionMode::Dynamic);
-    assert!(open(&path, &options).idle_options().is_empty(), "missing experts are skipped");
+    let missing = open(&path, &options).session(&settings()).unwrap();
+    assert!(missing.model().idle_options().is_empty() && missing.description().idle.is_empty(), "experts are skipped");
+    options.expert_cache = ExpertCache::Percent(100.0);
+    let complete = open(&path, &options).session(&settings()).unwrap();
+    let idle: Vec<&str> = complete.description().idle.iter().map(|idle| idle.setting).collect();
+    assert_eq!(idle, ["precision"]);
+    let words = "note: --cache-bias has no effect: every expert is in memory";
+    cli::run(&path, &["--expert-cache", "100%", "--cache-bias", "0.2"]).expect(0).says(&[words]);
     let none = ["--t1", "0.5", "-ncmoe", "2", "-dev", "none", "--prefetch", "on"];
     cli::run(&path, &none).expect(0).says(&[
         "note: --t1 has no effect: there are no low-precision versions (see --low)",

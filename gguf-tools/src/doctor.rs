@@ -26,7 +26,7 @@ use crate::shared::{Bar, JsonArgs, file_name, quiet_llama_cpp, size};
 use choice::{Choice, Facts, Fit, Kind, Share, choose};
 use disk::Disk;
 use exact::{Exactness, Job};
-use host::{Memory, Processor};
+use host::{Machine, Memory, Processor};
 use scrub::Scrub;
 
 /// Time for the whole page.
@@ -156,12 +156,15 @@ impl Report {
         demo: Result<PathBuf, String>,
         started: Instant,
     ) -> anyhow::Result<Self> {
-        let read = |path: &Path| std::fs::read_to_string(path).ok();
+        // Wine shows the files of the Linux below it.
+        let is_linux = cfg!(target_os = "linux");
+        let read = |path: &Path| if is_linux { std::fs::read_to_string(path).ok() } else { None };
         let deadline = started + TIME;
         let bar = Bar::of_units("machine", 10)?;
+        let machine = Machine::read();
         let usable = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let processor = Processor::of(&read, system_info(), usable);
-        let memory = Memory::of(&read, &MemoryLimits::read());
+        let processor = Processor::of(&machine, &read, system_info(), usable);
+        let memory = Memory::of(&machine, &read, &MemoryLimits::read());
 
         bar.stage("disk");
         let time = if args.quick { READ_TIME_QUICK } else { READ_TIME };
@@ -196,7 +199,7 @@ impl Report {
         };
         let exactness = std::iter::once(None).chain(names).map(compare).collect();
         bar.step(1)?;
-        let release = read(Path::new("/proc/sys/kernel/osrelease")).unwrap_or_default();
+        let release = sysinfo::System::kernel_version().unwrap_or_default();
         Ok(Self {
             hobbit: env!("HOBBIT_VERSION").to_owned(),
             system: format!("{} {} {}", std::env::consts::OS, release.trim(), std::env::consts::ARCH),
@@ -243,7 +246,7 @@ impl Advised {
             asked: args.ram,
             ctx: args.ctx,
             fit: fit(kind, tensor_bytes, room, &forecast),
-            address_space: memory.address_space,
+            address_space: memory.ulimits.as_ref().and_then(|limits| limits.address_space),
             no_direct,
         };
         Ok(Self { choice: choose(&facts), file: facts.file, kind, tensor_bytes, forecast })

@@ -95,6 +95,7 @@ impl Hobbit {
         idle_flags(model.idle_options()).for_each(|words| tell(format_args!("note: {words}")));
         let (caching, n_batch) = (options.caching, session.n_batch as usize);
         let session = model.session(session)?;
+        idle_flags(&session.description().idle).for_each(|words| tell(format_args!("note: {words}")));
         let is_wide = session.stats().prompt_width.is_some();
         Ok(Self { session, caching, n_batch, is_wide, last: 0 })
     }

@@ -140,7 +140,7 @@ impl Disk {
         };
         Ok(Self {
             file: crate::shared::file_name(path),
-            place: Part::of(place(path, read), "/proc/self/mountinfo does not show its file system"),
+            place: Part::of(place(path, read), "the system does not show its file system"),
             direct: of(&direct),
             io_uring: of(&io_uring),
             read_bytes: target.read_bytes,
@@ -180,11 +180,34 @@ fn disk_bytes() -> Option<u64> {
     io.lines().find_map(|line| line.strip_prefix("read_bytes: ")?.parse().ok())
 }
 
+/// The system's own list of disks may wait for one that is gone: only where there is no other.
+#[cfg(not(target_os = "linux"))]
+fn place(path: &Path, _: Read<'_>) -> Option<Place> {
+    use sysinfo::{DiskKind, DiskRefreshKind, Disks};
+
+    let path = std::path::absolute(path).ok()?;
+    let disks = Disks::new_with_refreshed_list_specifics(DiskRefreshKind::nothing().with_kind());
+    let holds = disks.list().iter().filter(|disk| path.starts_with(disk.mount_point()));
+    let disk = holds.max_by_key(|disk| disk.mount_point().as_os_str().len())?;
+    Some(Place {
+        file_system: disk.file_system().to_string_lossy().into_owned(),
+        device: None,
+        rotational: match disk.kind() {
+            DiskKind::HDD => Some(true),
+            DiskKind::SSD => Some(false),
+            DiskKind::Unknown(_) => None,
+        },
+        read_ahead_kib: None,
+    })
+}
+
+#[cfg(target_os = "linux")]
 fn place(path: &Path, read: Read<'_>) -> Option<Place> {
     mounted(&fs::canonicalize(path).ok()?, &read(Path::new("/proc/self/mountinfo"))?, read)
 }
 
-/// The file system that `mountinfo` shows mounted nearest above a path.
+/// The file system that Linux's `mountinfo` shows mounted nearest above a path.
+#[cfg(any(test, target_os = "linux"))]
 fn mounted(path: &Path, mountinfo: &str, read: Read<'_>) -> Option<Place> {
     let mounts = mountinfo.lines().filter_map(|line| {
         let (place, kind) = line.split_once(" - ")?;

@@ -1,14 +1,39 @@
-//! Processor, memory and limits, from what Linux says of itself.
+//! Processor, memory and limits: what every system says of itself, and more of Linux.
 
 use std::path::{Path, PathBuf};
 
 use hobbit_core::plan::{BudgetSource, MemoryLimits, MemoryPlan};
 use serde::Serialize;
+use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
 use super::Part;
 
 /// Reads files of the system; `None` for those that are not there.
 pub type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
+
+/// What every system says of itself.
+#[derive(Clone, Debug, Default)]
+pub struct Machine {
+    pub processor: Option<String>,
+    /// Logical cores.
+    pub cores: Option<usize>,
+    pub memory: Option<u64>,
+    pub swap: Option<u64>,
+}
+
+impl Machine {
+    pub fn read() -> Self {
+        let parts = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
+        let system = System::new_with_specifics(parts.with_memory(MemoryRefreshKind::everything()));
+        let name = system.cpus().first().map(|cpu| cpu.brand().trim().to_owned());
+        Self {
+            processor: name.filter(|name| !name.is_empty()),
+            cores: Some(system.cpus().len()).filter(|&cores| cores > 0),
+            memory: Some(system.total_memory()).filter(|&bytes| bytes > 0),
+            swap: Some(system.total_swap()),
+        }
+    }
+}
 
 /// Instruction sets: llama.cpp's name, and the names in `/proc/cpuinfo`.
 const KERNELS: [(&str, &[&str]); 16] = [
@@ -51,18 +76,18 @@ pub struct Processor {
 
 impl Processor {
     /// `usable` is the standard library's count, which hobbit's threads follow; `system_info` llama.cpp's line.
-    pub fn of(read: Read<'_>, system_info: String, usable: usize) -> Self {
+    pub fn of(machine: &Machine, read: Read<'_>, system_info: String, usable: usize) -> Self {
         let file = |path: &str| read(Path::new(path)).unwrap_or_default();
         let cpuinfo = file("/proc/cpuinfo");
         let field = |key: &str| {
             let line = cpuinfo.lines().find_map(|line| line.split_once(':').filter(|(name, _)| name.trim() == key));
             line.map(|(_, value)| value.trim().to_owned()).filter(|value| !value.is_empty())
         };
-        let flags = field("flags").or_else(|| field("Features")).unwrap_or_default();
+        let flags = field("flags").or_else(|| field("Features")).unwrap_or_else(detected);
         let has = |names: &[&str]| flags.split(' ').any(|flag| names.contains(&flag));
         let used = switched_on(&system_info);
         let left_out = KERNELS.iter().filter(|(name, names)| has(names) && !used.iter().any(|used| used == name));
-        let cores = n_in_list(&file("/sys/devices/system/cpu/online"));
+        let cores = machine.cores;
         let allowed =
             file("/proc/self/status").lines().find_map(|line| n_in_list(line.strip_prefix("Cpus_allowed_list:")?));
         let mut limits = Vec::new();
@@ -73,16 +98,39 @@ impl Processor {
             limits.push(format!("the control group's quota is {quota:.1} cores"));
         }
         Self {
-            name: Part::of(field("model name").or_else(|| field("Model")), "/proc/cpuinfo does not name it"),
+            name: Part::of(machine.processor.clone(), "this system does not name it"),
             left_out: left_out.map(|(name, _)| (*name).to_owned()).collect(),
             used,
             system_info,
-            cores: Part::of(cores, "/sys does not count them"),
+            cores: Part::of(cores, "this system does not count them"),
             usable,
             limits,
             load: file("/proc/loadavg").split(' ').next().and_then(|load| load.parse().ok()),
         }
     }
+}
+
+/// Instruction sets of this processor, as in `/proc/cpuinfo`: for systems without that file.
+fn detected() -> String {
+    let mut names = Vec::new();
+    #[cfg(target_arch = "x86_64")]
+    macro_rules! detect {
+        ($($name:literal $feature:tt),+) => {
+            $(if std::arch::is_x86_feature_detected!($feature) { names.push($name); })+
+        };
+    }
+    #[cfg(target_arch = "aarch64")]
+    macro_rules! detect {
+        ($($name:literal $feature:tt),+) => {
+            $(if std::arch::is_aarch64_feature_detected!($feature) { names.push($name); })+
+        };
+    }
+    #[cfg(target_arch = "x86_64")]
+    detect!("sse3" "sse3", "avx" "avx", "avx2" "avx2", "fma" "fma", "f16c" "f16c", "bmi2" "bmi2",
+        "avx512f" "avx512f", "avx512vbmi" "avx512vbmi", "avx512_vnni" "avx512vnni", "avx512_bf16" "avx512bf16");
+    #[cfg(target_arch = "aarch64")]
+    detect!("asimd" "neon", "asimddp" "dotprod", "i8mm" "i8mm", "sve" "sve");
+    names.join(" ")
 }
 
 /// Names that `llama_print_system_info` gives the value 1.
@@ -139,42 +187,43 @@ pub struct Memory {
     pub swap: Option<u64>,
     /// Limit of the control group, and what is left of it; `None` without a limit.
     pub cgroup: Option<(u64, u64)>,
+    /// `None` where the system has no such limits.
+    pub ulimits: Option<Ulimits>,
+    /// The memory that hobbit takes without `--mem-budget`.
+    pub budget: Part<u64>,
+    /// The limit that decides the budget.
+    pub budget_from: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Ulimits {
     /// `ulimit -v`; `None` for unlimited.
     pub address_space: Option<u64>,
     /// `ulimit -l`; `None` for unlimited.
     pub locked: Option<u64>,
-    /// The memory that hobbit takes without `--mem-budget`.
-    pub budget: Part<u64>,
-    /// The limit that decides the budget.
-    pub budget_from: Option<&'static str>,
 }
 
 impl Memory {
-    pub fn of(read: Read<'_>, limits: &MemoryLimits) -> Self {
-        let file = |path: &str| read(Path::new(path)).unwrap_or_default();
-        let meminfo = file("/proc/meminfo");
-        let field = |key: &str| {
-            let line = meminfo.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
-            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-        };
-        let ulimits = file("/proc/self/limits");
-        let soft = |key: &str| {
-            let line = ulimits.lines().find_map(|line| line.strip_prefix(key))?;
-            line.split_whitespace().next()?.parse().ok()
-        };
+    pub fn of(machine: &Machine, read: Read<'_>, limits: &MemoryLimits) -> Self {
+        let ulimits = read(Path::new("/proc/self/limits")).map(|text| {
+            let soft = |key: &str| {
+                let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+                line.split_whitespace().next()?.parse().ok()
+            };
+            Ulimits { address_space: soft("Max address space"), locked: soft("Max locked memory") }
+        });
         let unknown = "this system does not say";
         let budget = limits.budget();
         Self {
-            total: Part::of(field("MemTotal"), unknown),
+            total: Part::of(machine.memory, unknown),
             available: Part::of(limits.mem_available, unknown),
-            swap: field("SwapTotal"),
+            swap: machine.swap,
             cgroup: limits.cgroup.as_ref().map(|group| (group.limit, group.available())),
-            address_space: soft("Max address space"),
-            locked: soft("Max locked memory"),
+            ulimits,
             budget: Part::of(budget.map(|(bytes, source)| MemoryPlan::without_margin(bytes, source)), unknown),
             budget_from: budget.map(|(_, source)| match source {
-                BudgetSource::Cgroup => "the control group's limit",
-                BudgetSource::MemAvailable | BudgetSource::Given => "available memory",
+                BudgetSource::Cgroup => format!("the {}'s limit", BudgetSource::GROUP),
+                BudgetSource::MemAvailable | BudgetSource::Given => "available memory".to_owned(),
             }),
         }
     }
@@ -195,17 +244,17 @@ mod tests {
 
     #[test]
     fn kernels_that_a_build_leaves_out_are_named() {
-        let cpuinfo = "processor : 0\nmodel name\t: EPYC 9\nflags\t\t: pni avx avx2 avx512f amx_int8\n";
+        let machine = Machine { processor: Some("EPYC 9".to_owned()), cores: Some(16), ..Machine::default() };
+        let cpuinfo = "processor : 0\nflags\t\t: pni avx avx2 avx512f amx_int8\n";
         let read = files(&[
             ("/proc/cpuinfo", cpuinfo),
-            ("/sys/devices/system/cpu/online", "0-15\n"),
             ("/proc/self/status", "Name:\tx\nCpus_allowed_list:\t0-3,8\n"),
             ("/proc/self/cgroup", "0::/user.slice/a.scope\n"),
             ("/sys/fs/cgroup/user.slice/cpu.max", "250000 100000\n"),
             ("/sys/fs/cgroup/user.slice/a.scope/cpu.max", "max 100000\n"),
             ("/proc/loadavg", "0.50 1 1 1/2 3\n"),
         ]);
-        let found = Processor::of(&read, INFO.to_owned(), 2);
+        let found = Processor::of(&machine, &read, INFO.to_owned(), 2);
         assert_eq!(found.name, Part::Known("EPYC 9".to_owned()));
         assert_eq!(
             (&*found.used.join(" "), &*found.left_out.join(" ")),
@@ -228,11 +277,29 @@ mod tests {
     }
 
     #[test]
-    fn without_proc_every_part_says_so() {
-        let found = Processor::of(&|_| None, String::new(), 4);
+    fn a_part_that_the_system_does_not_tell_says_so() {
+        let found = Processor::of(&Machine::default(), &|_| None, String::new(), 4);
         assert!(matches!((&found.name, &found.cores), (Part::Unknown { .. }, Part::Unknown { .. })));
-        let memory = Memory::of(&|_| None, &MemoryLimits::default());
+        let memory = Memory::of(&Machine::default(), &|_| None, &MemoryLimits::default());
         assert!(matches!((&memory.total, &memory.budget), (Part::Unknown { .. }, Part::Unknown { .. })));
+        assert_eq!((memory.ulimits, memory.swap), (None, None));
+    }
+
+    #[test]
+    fn this_machine() {
+        let machine = Machine::read();
+        assert!(machine.processor.is_some() && machine.memory > Some(1 << 28), "{machine:?}");
+        let usable = std::thread::available_parallelism().unwrap().get();
+        assert!(machine.cores >= Some(usable), "{machine:?}, usable {usable}");
+        // With all that the processor has, nothing is left out.
+        let flags = format!("flags : {}\n", detected());
+        let of = |info: &str| {
+            let read = files(&[("/proc/cpuinfo", &*flags)]);
+            Processor::of(&machine, &read, info.to_owned(), usable).left_out
+        };
+        assert!(!of("").is_empty());
+        let all: String = KERNELS.iter().map(|(name, _)| format!("{name} = 1 | ")).collect();
+        assert_eq!(of(&all), [""; 0]);
     }
 
     #[test]
@@ -240,10 +307,11 @@ mod tests {
         let limits = "Limit                     Soft Limit           Hard Limit           Units     \n\
              Max locked memory         8388608              8388608              bytes     \n\
              Max address space         unlimited            unlimited            bytes     \n";
-        let read = files(&[("/proc/self/limits", limits), ("/proc/meminfo", "MemTotal:  2048 kB\nSwapTotal: 0 kB\n")]);
-        let memory = Memory::of(&read, &MemoryLimits { mem_available: Some(1 << 20), cgroup: None, own: 0 });
+        let machine = Machine { memory: Some(2 << 20), swap: Some(0), ..Machine::default() };
+        let read = files(&[("/proc/self/limits", limits)]);
+        let memory = Memory::of(&machine, &read, &MemoryLimits { mem_available: Some(1 << 20), cgroup: None, own: 0 });
         assert_eq!((memory.total, memory.swap), (Part::Known(2 << 20), Some(0)));
-        assert_eq!((memory.locked, memory.address_space), (Some(8 << 20), None));
-        assert_eq!((memory.available, memory.budget_from), (Part::Known(1 << 20), Some("available memory")));
+        assert_eq!(memory.ulimits, Some(Ulimits { locked: Some(8 << 20), address_space: None }));
+        assert_eq!((memory.available, memory.budget_from.as_deref()), (Part::Known(1 << 20), Some("available memory")));
     }
 }

@@ -3,15 +3,17 @@
 use std::fmt::{self, Write as _};
 
 use hobbit::DeviceKind;
+use hobbit_core::plan::BudgetSource;
 use hobbit_core::units::{Bytes, Percent, ShortBytes};
 
 use super::choice::{Choice, Program};
 use super::disk::{Disk, Reads};
 use super::exact::Comparison;
-use super::host::{Memory, Processor};
+use super::host::{Memory, Processor, Ulimits};
 use super::{Advised, Device, Part, Report};
 use crate::inspect::forecast::{Short, rate};
 
+const GROUP: &str = BudgetSource::GROUP;
 /// Columns of the page, and of its labels.
 const WIDTH: usize = 110;
 const LABEL: usize = 12;
@@ -110,17 +112,22 @@ fn processor(f: &mut fmt::Formatter<'_>, found: &Processor) -> fmt::Result {
     row(f, "processor", &text)?;
     let used = if found.used.is_empty() { "none named".to_owned() } else { found.used.join(" ") };
     row(f, "kernels", &used)?;
-    match found.left_out.is_empty() {
-        true => Ok(()),
-        false => {
-            let text = format!(
-                "the processor also has {}, which this build leaves out: build with -C target-cpu=native, the \
-                 checkout's setting",
-                found.left_out.join(" ")
-            );
-            row(f, "", &text)
-        }
+    // Whether llama.cpp has AMX is decided by the C++ compiler, too.
+    let (amx, left_out): (Vec<&str>, Vec<&str>) =
+        found.left_out.iter().map(String::as_str).partition(|name| *name == "AMX_INT8");
+    if !left_out.is_empty() {
+        let how = match cfg!(windows) {
+            true => "CPU=x86-64-v4 contrib/windows.sh builds for it, if it has AVX512",
+            false => "build with -C target-cpu=native, the checkout's setting",
+        };
+        let left_out = left_out.join(" ");
+        row(f, "", &format!("the processor also has {left_out}, which this build leaves out: {how}"))?;
     }
+    if !amx.is_empty() {
+        let how = "it takes target-cpu=native, and a C++ compiler that does not miscompile it (HOBBIT_AMX)";
+        row(f, "", &format!("the processor's AMX is left out: {how}"))?;
+    }
+    Ok(())
 }
 
 fn memory(f: &mut fmt::Formatter<'_>, found: &Memory) -> fmt::Result {
@@ -129,18 +136,16 @@ fn memory(f: &mut fmt::Formatter<'_>, found: &Memory) -> fmt::Result {
         let _ = write!(text, ", swap {}", Bytes(swap));
     }
     let _ = match found.cgroup {
-        Some((limit, left)) => write!(text, "; control group {}, {} left", Bytes(limit), Bytes(left)),
-        None => write!(text, "; no control group limits it"),
+        Some((limit, left)) => write!(text, "; {GROUP} {}, {} left", Bytes(limit), Bytes(left)),
+        None => write!(text, "; no {GROUP} limits it"),
     };
     row(f, "memory", &text)?;
     let limit = |bytes: Option<u64>| bytes.map_or("unlimited".to_owned(), |bytes| Bytes(bytes).to_string());
-    let limits = format!(
-        "address space {} (ulimit -v), locked memory {} (ulimit -l)",
-        limit(found.address_space),
-        limit(found.locked)
-    );
-    row(f, "limits", &limits)?;
-    let from = found.budget_from.map_or(String::new(), |from| format!(", by {from}"));
+    if let Some(Ulimits { address_space, locked }) = found.ulimits {
+        let (space, locked) = (limit(address_space), limit(locked));
+        row(f, "limits", &format!("address space {space} (ulimit -v), locked memory {locked} (ulimit -l)"))?;
+    }
+    let from = found.budget_from.as_ref().map_or(String::new(), |from| format!(", by {from}"));
     row(f, "budget", &format!("{}{from}: what hobbit takes without --mem-budget", size(&found.budget)))
 }
 
@@ -157,7 +162,8 @@ fn disk(f: &mut fmt::Formatter<'_>, found: &Disk) -> fmt::Result {
         }
         let _ = match place.read_ahead_kib {
             Some(kib) => write!(text, ", read-ahead {kib} KiB"),
-            None => write!(text, ", read-ahead not known"),
+            None if cfg!(target_os = "linux") => write!(text, ", read-ahead not known"),
+            None => Ok(()),
         };
         text
     });
@@ -165,8 +171,11 @@ fn disk(f: &mut fmt::Formatter<'_>, found: &Disk) -> fmt::Result {
         Part::Known(_) => "works".to_owned(),
         Part::Unknown { not_measured } => format!("does not work: {not_measured}"),
     };
-    let text =
-        format!("{}: {place}; O_DIRECT {}; io_uring {}", found.file, works(&found.direct), works(&found.io_uring));
+    let direct = if cfg!(target_os = "linux") { "O_DIRECT" } else { "reading past the system's cache" };
+    let mut text = format!("{}: {place}; {direct} {}", found.file, works(&found.direct));
+    if cfg!(target_os = "linux") {
+        let _ = write!(text, "; io_uring {}", works(&found.io_uring));
+    }
     row(f, "disk", &text)?;
     let what = if found.is_expert { ", a slice of an expert" } else { "" };
     row(f, "", &format!("random reads of {}{what}, by reads at a time:", ShortBytes(found.read_bytes)))?;

@@ -1,10 +1,12 @@
 //! Messages without directories: a page that is pasted in public names no user.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Replaces paths by the names of their files.
 #[derive(Debug, Default)]
 pub struct Scrub(Vec<(String, String)>);
+
+const SEPARATORS: [char; 2] = ['/', '\\'];
 
 /// Replaces a directory in messages.
 const DIRECTORY: &str = "DIRECTORY";
@@ -24,9 +26,15 @@ impl Scrub {
         for form in directories.into_iter().flat_map(|path| forms(&path).collect::<Vec<_>>()) {
             known.push((form.display().to_string(), DIRECTORY.to_owned()));
         }
+        // As JSON has them.
+        let escaped = known
+            .iter()
+            .filter(|(path, _)| path.contains('\\'))
+            .map(|(path, name)| (path.replace('\\', r"\\"), name.clone()));
+        known.extend(escaped.collect::<Vec<_>>());
         // A file before the directory that it begins with.
         known.sort_by_key(|(path, _)| std::cmp::Reverse(path.len()));
-        known.retain(|(path, _)| path.len() > 1 && path.contains('/'));
+        known.retain(|(path, _)| path.len() > 1 && path.contains(SEPARATORS));
         Self(known)
     }
 
@@ -37,10 +45,12 @@ impl Scrub {
         let (mut rest, mut before) = (text.as_str(), ' ');
         while let Some(letter) = rest.chars().next() {
             let is_start = before.is_whitespace() || "'\"`(=:".contains(before);
-            let len = if letter == '/' && is_start { path_len(rest) } else { 0 };
+            let len = if is_start { path_len(rest) } else { 0 };
             if len > 1 {
-                out.push_str(&crate::shared::file_name(Path::new(&rest[..len])));
-                (before, rest) = ('x', &rest[len..]);
+                let (path, more) = rest.split_at(len);
+                let name = path.trim_end_matches(SEPARATORS).rsplit(SEPARATORS).next();
+                out.push_str(name.unwrap_or_default());
+                (before, rest) = ('x', more);
             } else {
                 out.push(letter);
                 (before, rest) = (letter, &rest[letter.len_utf8()..]);
@@ -50,10 +60,19 @@ impl Scrub {
     }
 }
 
-/// Length of the absolute path that the text begins with.
+/// Length of the absolute path that the text begins with: `/…`, `C:\…` or `\\server\…`; 0 if there is none.
 fn path_len(text: &str) -> usize {
-    let end = text.find(|letter: char| letter.is_whitespace() || "'\"`():;,".contains(letter));
-    end.unwrap_or(text.len())
+    let verbatim = if text.starts_with(r"\\?\") { 4 } else { 0 };
+    let drive = match text.as_bytes()[verbatim..] {
+        [letter, b':', b'/' | b'\\', ..] if letter.is_ascii_alphabetic() => 2,
+        _ => 0,
+    };
+    if verbatim + drive == 0 && !text.starts_with('/') && !text.starts_with(r"\\") {
+        return 0;
+    }
+    let begin = verbatim + drive;
+    let end = text[begin..].find(|letter: char| letter.is_whitespace() || "'\"`():;,".contains(letter));
+    end.map_or(text.len(), |end| begin + end)
 }
 
 #[cfg(test)]
@@ -75,6 +94,8 @@ mod tests {
             ("no space in /home/jo doe", "no space in DIRECTORY"),
             ("../jane/n.gguf: truncated", "n.gguf: truncated"),
             ("'/tmp/jane/a.so': no (/usr/lib/b.so)", "'a.so': no (b.so)"),
+            (r"cannot open C:\Users\jo\m.gguf: (D:/models/jane/n.gguf)", "cannot open m.gguf: (n.gguf)"),
+            (r"\\?\C:\Users\jo\m.gguf: no; '\\host\jo\x'; '\n'", r"m.gguf: no; 'x'; '\n'"),
             ("1/2 of 3 GB/s, and / alone", "1/2 of 3 GB/s, and / alone"),
         ] {
             assert_eq!(scrub.text(text), expected);

@@ -74,35 +74,9 @@ impl ModelOptions {
 
     /// The options that are set and cannot act.
     pub fn idle(&self, parts: Parts) -> Vec<Idle> {
-        let Self { precision, caching, routing, device, .. } = self;
-        let is_dynamic = precision.mode == Some(PrecisionMode::Dynamic);
+        let Self { caching, routing, device, .. } = self;
         let (asked, acting) = (caching, caching.acting());
-        let is_rerouted =
-            !routing.rerouting().is_off() || routing.target_latency.is_some() || self.loss_bound.is_some();
-        // Thresholds are for low versions, and for skipping in dynamic precision. Exact precision refuses them.
-        let has_thresholds = precision.mode.is_none() && !parts.low;
-        let of_low: &[(&str, bool)] = &[
-            ("low_share", self.low_share != LowShare::default()),
-            ("prefill_low", precision.prefill_low.is_some_and(|share| share > 0.0)),
-            ("t1", has_thresholds && precision.t1.is_some()),
-            ("t2", has_thresholds && precision.t2.is_some()),
-            ("renormalise", has_thresholds && precision.renormalise),
-        ];
-        let [bias, substitute, drop] = routing.strengths().map(|(name, strength)| (name, strength > 0.0));
-        let of_missing: [(&str, bool); 12] = [
-            ("cpu_helper", helps(device.cpu_helper)),
-            ("mirror", !self.mirrors.is_empty()),
-            ("precision", is_dynamic),
-            bias,
-            substitute,
-            drop,
-            ("virtual_experts", routing.virtual_experts != VirtualExperts::Off),
-            ("target_latency", routing.target_latency.is_some()),
-            ("keep_top", routing.keep_top != RoutingOptions::KEEP_TOP),
-            ("substitute_max", routing.substitute_max.is_some()),
-            ("virtual_update", routing.virtual_update != VirtualUpdate::default()),
-            ("route_prompts", routing.prompts),
-        ];
+        let (of_low, of_missing) = (self.of_low(parts.low), self.of_missing());
         let of_experts: &[(&str, bool)] = &[
             ("trace", self.trace.is_some()),
             ("routes", self.routes.is_some()),
@@ -128,9 +102,9 @@ impl ModelOptions {
         let groups: [(bool, &'static str, &[Setting]); 18] = [
             (!parts.experts, "this model has no experts", &of_missing),
             (!parts.experts, "this model has no experts", of_experts),
-            (!parts.experts, "this model has no experts", of_low),
+            (!parts.experts, "this model has no experts", &of_low),
             (!has_devices, "no layer is on a device (see list_devices)", &of_devices),
-            (!parts.low, "there are no low-precision versions (see low)", of_low),
+            (!parts.low, "there are no low-precision versions (see low)", &of_low),
             (parts.passthrough, "no expert is missing, because the whole model fits", &of_missing),
             (asked.weights != acting.weights, "only the policy hobbit has weights", &[("policy_weights", true)]),
             (
@@ -139,12 +113,12 @@ impl ModelOptions {
                 &[("prefetch", true), ("prefetch_distance", asked.distance != acting.distance)],
             ),
             (
-                !is_rerouted && routing.drop == 0.0,
+                !self.is_rerouted() && routing.drop == 0.0,
                 "routing is the model's own (see cache_bias)",
                 &[("keep_top", routing.keep_top != RoutingOptions::KEEP_TOP)],
             ),
             (
-                !is_rerouted,
+                !self.is_rerouted(),
                 "no expert is substituted (see substitute)",
                 &[("substitute_max", routing.substitute_max.is_some())],
             ),
@@ -193,15 +167,61 @@ impl ModelOptions {
                 &[("virtual_update", routing.virtual_update != VirtualUpdate::default())],
             ),
         ];
-        let mut idle: Vec<Idle> = Vec::new();
-        for (_, reason, settings) in groups.into_iter().filter(|group| group.0) {
-            for &(setting, _) in settings.iter().filter(|setting| setting.1) {
-                if idle.iter().all(|known| known.setting != setting) {
-                    idle.push(Idle { setting, reason });
-                }
-            }
-        }
-        idle
+        named(groups.into_iter().filter(|group| group.0).map(|(_, reason, settings)| (reason, settings)))
+    }
+
+    /// The options that are set and cannot act while every expert is in memory, although hobbit runs the model.
+    pub fn idle_without_misses(&self) -> Vec<Idle> {
+        let Self { caching, .. } = self;
+        // Experts are read once, from mirrors too.
+        let of_missing = self.of_missing().into_iter().filter(|setting| setting.0 != "mirror");
+        let of_replacement = [
+            ("policy", caching.policy != PolicyKind::default()),
+            ("policy_weights", caching.acting().weights != Weights::default()),
+            ("expert_slots", caching.slots != Allocation::default()),
+            ("prefetch", caching.acting().prefetch.is_fixed_on()),
+        ];
+        let settings: Vec<Setting> = of_missing.chain(self.of_low(false)).chain(of_replacement).collect();
+        named([("every expert is in memory", &settings[..])])
+    }
+
+    /// Options on low versions of experts. Thresholds are for skipping, too, in dynamic precision.
+    fn of_low(&self, has_low: bool) -> [Setting; 5] {
+        let precision = &self.precision;
+        // Exact precision refuses them.
+        let has_thresholds = precision.mode.is_none() && !has_low;
+        [
+            ("low_share", self.low_share != LowShare::default()),
+            ("prefill_low", precision.prefill_low.is_some_and(|share| share > 0.0)),
+            ("t1", has_thresholds && precision.t1.is_some()),
+            ("t2", has_thresholds && precision.t2.is_some()),
+            ("renormalise", has_thresholds && precision.renormalise),
+        ]
+    }
+
+    /// Options on experts that are missing when they are needed.
+    fn of_missing(&self) -> [Setting; 12] {
+        let Self { routing, .. } = self;
+        let [bias, substitute, drop] = routing.strengths().map(|(name, strength)| (name, strength > 0.0));
+        [
+            ("cpu_helper", helps(self.device.cpu_helper)),
+            ("mirror", !self.mirrors.is_empty()),
+            ("precision", self.precision.mode == Some(PrecisionMode::Dynamic)),
+            bias,
+            substitute,
+            drop,
+            ("virtual_experts", routing.virtual_experts != VirtualExperts::Off),
+            ("target_latency", routing.target_latency.is_some()),
+            ("keep_top", routing.keep_top != RoutingOptions::KEEP_TOP),
+            ("substitute_max", routing.substitute_max.is_some()),
+            ("virtual_update", routing.virtual_update != VirtualUpdate::default()),
+            ("route_prompts", routing.prompts),
+        ]
+    }
+
+    fn is_rerouted(&self) -> bool {
+        let routing = &self.routing;
+        !routing.rerouting().is_off() || routing.target_latency.is_some() || self.loss_bound.is_some()
     }
 
     fn of_devices(&self) -> [Setting; 10] {
@@ -219,6 +239,19 @@ impl ModelOptions {
             ("unified", device.unified == UnifiedMemory::On),
         ]
     }
+}
+
+/// Each option that is set, with the first reason.
+fn named<'a>(groups: impl IntoIterator<Item = (&'static str, &'a [Setting])>) -> Vec<Idle> {
+    let mut idle: Vec<Idle> = Vec::new();
+    for (reason, settings) in groups {
+        for &(setting, _) in settings.iter().filter(|setting| setting.1) {
+            if idle.iter().all(|known| known.setting != setting) {
+                idle.push(Idle { setting, reason });
+            }
+        }
+    }
+    idle
 }
 
 /// Whether a cache of experts was asked for.
@@ -429,6 +462,11 @@ mod tests {
                     "{name} where the model fits, with a device"
                 );
             }
+            // What remains says where experts go and come from, or is of other things than experts.
+            let in_memory = options.idle_without_misses().iter().any(|idle| idle.setting == name);
+            let of_cache = ["policy", "expert_slots", "cpu_helper"].contains(&name);
+            let of_others = of_devices || name == "mirror";
+            assert_eq!(in_memory, of_cache || fits == Fits::Named && !of_others, "{name} with all experts in memory");
             let dense = Parts { experts: false, ..HERE };
             assert_eq!(is_named(dense), !["overcommit", "repack"].contains(&name), "{name} on a dense model");
         }

@@ -40,14 +40,18 @@ pub enum BudgetSource {
     MemAvailable,
 }
 
+impl BudgetSource {
+    /// The system's groups of processes that may have a limit.
+    pub const GROUP: &str = if cfg!(windows) { "job object" } else { "control group" };
+}
+
 impl fmt::Display for BudgetSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Given => "as given",
-            Self::Cgroup if cfg!(windows) => "auto: limit of the job object",
-            Self::Cgroup => "auto: limit of the control group",
-            Self::MemAvailable => "auto: available memory",
-        })
+        match self {
+            Self::Given => f.pad("as given"),
+            Self::Cgroup => f.pad(&format!("auto: limit of the {}", Self::GROUP)),
+            Self::MemAvailable => f.pad("auto: available memory"),
+        }
     }
 }
 

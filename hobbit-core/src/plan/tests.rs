@@ -158,8 +158,7 @@ fn a_budget_beyond_what_there_is_is_refused_where_it_would_be_used() {
     assert_eq!((budget, available, origin), (2048 * MIB, 1024 * MIB, BudgetSource::Cgroup));
     assert!(takes > available && takes <= budget, "{takes}");
     let text = error.to_string();
-    let limit = if cfg!(windows) { "job object" } else { "control group" };
-    assert!(text.contains(&format!("1.00 GiB are available (limit of the {limit})")), "{text}");
+    assert!(text.contains(&format!("1.00 GiB are available (limit of the {})", BudgetSource::GROUP)), "{text}");
     let known_better = with_only(1024, |input| (input.budget, input.overcommit) = (Budget::Bytes(2048 * MIB), true));
     assert_eq!(known_better.unwrap().n_slots, 272);
 }

@@ -40,6 +40,13 @@ pub struct DeviceReport {
     pub unified: bool,
 }
 
+impl DeviceReport {
+    /// Whether `devices` have slots for all of a model's `n_experts` experts.
+    pub fn hold_all<'a>(devices: impl IntoIterator<Item = &'a Self>, n_experts: u64) -> bool {
+        n_experts > 0 && devices.into_iter().map(|device| device.slots).sum::<u64>() >= n_experts
+    }
+}
+
 /// Counters of one device since the model was opened, for all of its sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct DeviceCounters {

@@ -16,6 +16,7 @@ use crate::engine::memory::state_file::StateFile;
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::cache::{CacheState, SavedCache, ShareId};
 use hobbit_core::expert::{ExpertId, SliceId, SliceKind, Version};
+use hobbit_core::options::Idle;
 use hobbit_core::plan::{ExpertCache, MemoryPlan};
 use hobbit_core::predict::{GateStack, Popularity, sample};
 #[cfg(doc)]
@@ -42,6 +43,8 @@ pub struct Description {
     /// State that the model's first session loaded from an earlier run; `None` if there was none, or none was
     /// requested.
     pub warm_start: Option<WarmStart>,
+    /// Options that cannot act because every expert is in memory, beside those of the model.
+    pub idle: Vec<Idle>,
     /// Bytes for checkpoints of all sequences.
     pub(crate) checkpoint_bytes: u64,
 }

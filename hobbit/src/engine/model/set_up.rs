@@ -186,13 +186,18 @@ fn rules_of(shared: &Shared, setup: &Setup) -> Result<Rules, OpenError> {
 }
 
 fn describe(model: &Model, setup: &Setup, tiers: &[Tier], rules: &Rules, io_choice: String) -> Description {
+    let is_complete = !setup.catalog.layers.is_empty() && !report::has_misses(&setup.plan, tiers);
+    let Shared { options, placed, .. } = &*model.shared;
+    let mut idle = if is_complete { options.idle_without_misses() } else { Vec::new() };
+    idle.retain(|idle| placed.idle.iter().all(|known| known.setting != idle.setting));
     Description {
         plan: setup.plan.clone(),
         io_choice,
         precision: report::precision(model, rules, &setup.plan, &setup.catalog, tiers),
         caching: model.shared.caching_report(),
-        devices: devices::reports(&model.shared.placed.devices, tiers),
+        devices: devices::reports(&placed.devices, tiers),
         warm_start: None,
+        idle,
         checkpoint_bytes: setup.checkpoints,
     }
 }
@@ -393,6 +398,7 @@ fn passthrough(
         caching: model.shared.caching_report(),
         devices,
         warm_start: None,
+        idle: Vec::new(),
     })
 }
 

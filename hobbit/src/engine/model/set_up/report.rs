@@ -9,8 +9,14 @@ use hobbit_core::gguf::{Catalog, LayerCatalog, VersionSource};
 use hobbit_core::options::PrecisionMode;
 use hobbit_core::plan::{MemoryPlan, types_of};
 use hobbit_core::residency::Precisions;
-use hobbit_core::stats::{LowReport, PrecisionReport, VersionsReport};
+use hobbit_core::stats::{DeviceReport, LowReport, PrecisionReport, VersionsReport};
 use hobbit_core::trace;
+
+/// Whether experts may be missing when they are needed: neither the host nor the devices hold all.
+pub(super) fn has_misses(plan: &MemoryPlan, tiers: &[Tier]) -> bool {
+    let hold_all = || DeviceReport::hold_all(tiers.iter().map(|tier| &tier.report), plan.n_experts);
+    tiers.iter().any(Tier::has_misses) || !plan.is_fully_resident() && !hold_all()
+}
 
 /// Report on precision for users, including the approximations of `routing`.
 pub(super) fn precision(
@@ -50,7 +56,7 @@ pub(super) fn precision(
         cpu_helper: tiers.iter().any(Tier::has_helper),
         divided: tiers.iter().any(|tier| tier.is_divided() || tier.serves.batches),
         kernels: shared.options.kernels_taken(),
-        routing: routing.words().filter(|_| !plan.is_fully_resident() || tiers.iter().any(Tier::has_misses)),
+        routing: routing.words().filter(|_| has_misses(plan, tiers)),
         over_link: *mode == PrecisionMode::Dynamic && plan.is_fully_resident(),
         loss_bound: routing.loss_bound.clone(),
         high: versions(catalog, Precision::High, plan.n_slots),
