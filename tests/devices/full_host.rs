@@ -58,6 +58,21 @@ fn run(device: &Device, low: bool, change: fn(&mut ModelOptions)) -> ([u64; 5], 
     (counts, session.description().precision.clone())
 }
 
+/// Where the device has every expert, too, options on missing ones are named.
+#[test]
+fn options_that_save_no_copies_are_named() {
+    let (device, dir) = (ordered(Order::CopiesLate), tempfile::tempdir().expect("a temporary directory"));
+    let path = write(dir.path(), &spec());
+    let named = |cache| {
+        let device = DeviceOptions { cache, cpu_helper: CpuHelper::On, ..on(&[&device]) };
+        let mut options = ModelOptions { device, ..options(ALL) };
+        options.routing.cache_bias = 0.2;
+        let session = Model::open(&path, &options).expect("the model opens").session(&one_thread(512));
+        session.expect("a session").description().idle.iter().map(|idle| idle.setting).collect::<Vec<_>>()
+    };
+    assert_eq!((named(QUARTER), named(ALL)), (vec![], vec!["cpu_helper", "cache_bias"]));
+}
+
 /// A loss bound whose cheapest mix, with a quarter of the experts in memory, is λ 0.2, or T1 0.4 and T2 0.8 where there
 /// are low versions of this type. A half of the experts would allow more.
 fn bound(low: Option<&str>) -> LossBound {
