@@ -110,6 +110,7 @@ tests() { # PACKAGE TEST NAMES...
   cargo test $flags -p "$package" $test -- "$@" </dev/null || failed="$failed $package"
 }
 tests hobbit-core --lib
+tests gguf-tools "--bins --test main"
 tests hobbit-programs "--test all" ${TESTS:-exactness:: budget:: robustness:: cli:: sampling::}
 # Wine does not tell how long another process computed, by which these two notice slow templates.
 tests hobbit-server "--test all" ${SERVER_TESTS:-http:: media::} \

@@ -124,6 +124,7 @@ fn every_known_model_has_smaller_types() {
 }
 
 /// `--force` replaces a file: never a pipe, a device, or a link to a file.
+#[cfg(unix)]
 #[test]
 fn pipes_devices_and_links_stay() {
     let dir = tempfile::tempdir().unwrap();
@@ -185,6 +186,7 @@ fn a_damaged_expert_is_named() {
 }
 
 /// Files of at most 1 MiB: a clear error, and nothing is left.
+#[cfg(unix)]
 #[test]
 fn a_full_disk() {
     let dir = tempfile::tempdir().unwrap();
