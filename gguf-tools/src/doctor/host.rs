@@ -1,4 +1,4 @@
-//! Processor, memory and limits: what every system says of itself, and more of Linux.
+//! Processor, memory and limits. Only Linux tells quotas, load and ulimits.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use super::Part;
 /// Reads files of the system; `None` for those that are not there.
 pub type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
-/// What every system says of itself.
+/// The processor and the memory, as `sysinfo` reads them on every system.
 #[derive(Clone, Debug, Default)]
 pub struct Machine {
     pub processor: Option<String>,

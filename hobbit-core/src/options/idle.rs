@@ -462,7 +462,7 @@ mod tests {
                     "{name} where the model fits, with a device"
                 );
             }
-            // What remains says where experts go and come from, or is of other things than experts.
+            // The others place experts, name files that they are read from, or do not concern experts.
             let in_memory = options.idle_without_misses().iter().any(|idle| idle.setting == name);
             let of_cache = ["policy", "expert_slots", "cpu_helper"].contains(&name);
             let of_others = of_devices || name == "mirror";
