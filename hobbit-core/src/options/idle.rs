@@ -173,8 +173,9 @@ impl ModelOptions {
     /// The options that are set and cannot act while every expert is in memory, although hobbit runs the model.
     pub fn idle_without_misses(&self) -> Vec<Idle> {
         let Self { caching, .. } = self;
-        // Experts are read once, from mirrors too.
-        let of_missing = self.of_missing().into_iter().filter(|setting| setting.0 != "mirror");
+        // Experts are read once, from mirrors too. A plan of virtual experts may leave experts out.
+        let acting = ["mirror", "virtual_experts", "virtual_update"];
+        let of_missing = self.of_missing().into_iter().filter(|setting| !acting.contains(&setting.0));
         let of_replacement = [
             ("policy", caching.policy != PolicyKind::default()),
             ("policy_weights", caching.acting().weights != Weights::default()),
@@ -182,7 +183,7 @@ impl ModelOptions {
             ("prefetch", caching.acting().prefetch.is_fixed_on()),
         ];
         let settings: Vec<Setting> = of_missing.chain(self.of_low(false)).chain(of_replacement).collect();
-        named([("every expert is in memory", &settings[..])])
+        named([("every expert fits in memory", &settings[..])])
     }
 
     /// Options on low versions of experts. Thresholds are for skipping, too, in dynamic precision.
@@ -465,7 +466,7 @@ mod tests {
             // The others place experts, name files that they are read from, or do not concern experts.
             let in_memory = options.idle_without_misses().iter().any(|idle| idle.setting == name);
             let of_cache = ["policy", "expert_slots", "cpu_helper"].contains(&name);
-            let of_others = of_devices || name == "mirror";
+            let of_others = of_devices || ["mirror", "virtual_experts", "virtual_update"].contains(&name);
             assert_eq!(in_memory, of_cache || fits == Fits::Named && !of_others, "{name} with all experts in memory");
             let dense = Parts { experts: false, ..HERE };
             assert_eq!(is_named(dense), !["overcommit", "repack"].contains(&name), "{name} on a dense model");
