@@ -234,8 +234,14 @@ fn options_that_cannot_act_leave_the_model_to_llama_cpp() {
     let complete = open(&path, &options).session(&settings()).unwrap();
     let idle: Vec<&str> = complete.description().idle.iter().map(|idle| idle.setting).collect();
     assert_eq!(idle, ["precision"]);
-    let words = "note: --cache-bias has no effect: every expert fits in memory";
-    cli::run(&path, &["--expert-cache", "100%", "--cache-bias", "0.2"]).expect(0).says(&[words]);
+    // The first token finds no expert in memory.
+    let whole = ["--expert-cache", "100%", "--temp", "0"];
+    let exact = cli::run(&path, &whole).expect(0);
+    for (flag, value) in [("--cache-bias", "0.2"), ("--drop", "0.9")] {
+        let found = cli::run(&path, &[&whole[..], &[flag, value]].concat()).expect(0);
+        let found = found.says(&[&format!("note: {flag} has no effect: every expert fits in memory")]);
+        assert_eq!(found.stdout, exact.stdout, "{flag}");
+    }
     let none = ["--t1", "0.5", "-ncmoe", "2", "-dev", "none", "--prefetch", "on"];
     cli::run(&path, &none).expect(0).says(&[
         "note: --t1 has no effect: there are no low-precision versions (see --low)",

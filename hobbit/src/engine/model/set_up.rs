@@ -66,7 +66,7 @@ pub(crate) fn set_up(model: &Model, options: &SessionOptions, context: &Context)
     let limits = MemoryLimits::read();
     let input = setup_input(model, options, context, &limits, devices::experts(&tiers, hold_all))?;
     let setup = Setup::new(&input, catalog)?;
-    let rules = rules_of(shared, &setup)?;
+    let rules = rules_of(shared, &setup, report::has_misses(&setup.plan, &tiers))?;
     if setup.catalog.layers.is_empty() {
         let _ = shared.loan.spare.set(setup.spare);
         let io_choice = "none: a dense model, run as plain llama.cpp".to_owned();
@@ -172,7 +172,7 @@ fn setup_input<'a>(
 /// The rules by which experts are used: precision and routing, with the mix of a loss bound.
 type Rules = (Precisions, RoutingOptions);
 
-fn rules_of(shared: &Shared, setup: &Setup) -> Result<Rules, OpenError> {
+fn rules_of(shared: &Shared, setup: &Setup, has_misses: bool) -> Result<Rules, OpenError> {
     let (mut precisions, mut routing) = (shared.source.precisions.clone(), shared.options.routing.clone());
     if let Some(chosen) = &setup.mix {
         routing = RoutingOptions { loss_bound: Some(chosen.words.clone()), ..routing.with(chosen.mix) };
@@ -181,6 +181,10 @@ fn rules_of(shared: &Shared, setup: &Setup) -> Result<Rules, OpenError> {
     }
     if setup.is_exact {
         precisions.mode = PrecisionMode::Exact;
+    }
+    if !has_misses {
+        // An approximation would save one read of each expert.
+        routing = RoutingOptions { cache_bias: 0.0, substitute: 0.0, drop: 0.0, target_latency: None, ..routing };
     }
     Ok((precisions, routing))
 }
