@@ -1,9 +1,11 @@
 //! The environment of a result: the machine, without its name or paths, and the code.
 
+#[cfg(target_os = "linux")]
 use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
 /// Machine, kernel, code.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -42,17 +44,12 @@ pub struct DiskKind {
 impl Host {
     /// This machine, and the disk that holds `model`.
     pub fn describe(model: &Path) -> Self {
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let field = |text: &str, key: &str| -> Option<String> {
-            let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-            Some(line.trim_start_matches([' ', '\t', ':']).trim().to_owned())
-        };
-        let cpu = field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+        let parts = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
+        let system = System::new_with_specifics(parts.with_memory(MemoryRefreshKind::nothing().with_ram()));
+        let name = system.cpus().first().map(|cpu| cpu.brand().trim().to_owned()).filter(|name| !name.is_empty());
+        let cpu = name.unwrap_or_else(|| std::env::consts::ARCH.to_owned());
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let ram_kib = field(&read("/proc/meminfo"), "MemTotal").and_then(|text| text.strip_suffix(" kB")?.parse().ok());
-        let ram_bytes = ram_kib.unwrap_or(0u64) * 1024;
-        #[cfg(windows)]
-        let ram_bytes = hobbit_core::windows::physical_memory().unwrap_or(ram_bytes);
+        let ram_bytes = system.total_memory();
         let disk = DiskKind::of(model);
         let ram_gib = (ram_bytes as f64 / (1u64 << 30) as f64).round();
         Self {
@@ -60,8 +57,8 @@ impl Host {
             cpu,
             cores,
             ram_bytes,
-            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-            os: field(&read("/etc/os-release"), "PRETTY_NAME=").unwrap_or_default().trim_matches('"').to_owned(),
+            kernel: System::kernel_version().unwrap_or_default(),
+            os: System::long_os_version().unwrap_or_default(),
             disk,
             commit: env!("HOBBIT_COMMIT").to_owned(),
             hobbit: env!("CARGO_PKG_VERSION").to_owned(),
