@@ -53,7 +53,7 @@ const EXAMPLES: &str = "\
 Examples:
   hobbit-cli
       The bundled demo model continues a sentence.
-  hobbit-cli -m mixtral.gguf -p 'The three laws of robotics are' -n 128 --temp 0
+  hobbit-cli -m mixtral.gguf -p \"The three laws of robotics are\" -n 128 --temp 0
       Continue a text, always with the most probable token.
   hobbit-cli -hf ggml-org/gpt-oss-20b-GGUF --mem-budget 8G
       A model of the Hub, fetched once.
@@ -63,21 +63,29 @@ Examples:
       Prefer experts in memory, aiming at 80 ms a token. Results are approximate.
   hobbit-cli -m qwen3-moe.gguf -dev CUDA0 --device-cache 6G --host-cache 16G
       Ordinary weights and 6 GiB of experts on a GPU, 16 GiB of experts behind them in memory, the rest in the file.
-  hobbit-cli -m qwen3-moe.gguf -st -sys 'Answer in one word.' -p 'Capital of France?'
+  hobbit-cli -m qwen3-moe.gguf -st -sys \"Answer in one word.\" -p \"Capital of France?\"
       Ask once.
   hobbit-cli --doctor -m qwen3-moe.gguf
       A page about this machine and this model, for a bug report.
 
 Input: without -p and -f, what is piped in is the text to continue; in a conversation its lines are the messages. With
 -p or -f FILE the standard input is not read; -f - reads the text there.
+Environment: every flag that shows [env: NAME] may be given there; the command line wins.";
+
+#[cfg(not(windows))]
+const SIGNALS: &str = "\
 Signals: the first Ctrl-C stops an answer; SIGTERM and SIGHUP end in order, all files written. At the next token,
 SIGUSR1 halves the expert caches and SIGUSR2 restores their planned size.
-Environment: every flag that shows [env: NAME] may be given there; the command line wins.
 Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.";
+#[cfg(windows)]
+const SIGNALS: &str = "\
+The first Ctrl-C stops an answer; Ctrl-Break, and closing the window, end in order, all files written. The expert caches
+keep their size while the program runs.
+Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after Ctrl-Break, 129 after closing.";
 
 /// Run Mixture-of-Experts GGUF models that do not fit in memory.
 #[derive(Debug, Parser)]
-#[command(name = "hobbit-cli", override_usage = "hobbit-cli [OPTIONS]", after_help = EXAMPLES)]
+#[command(name = "hobbit-cli", override_usage = "hobbit-cli [OPTIONS]", after_help = format!("{EXAMPLES}\n{SIGNALS}"))]
 pub struct LowArgs {
     #[command(flatten)]
     pub run: RunArgs,

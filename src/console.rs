@@ -311,11 +311,10 @@ pub fn restore_terminal() {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
 
-    #[cfg(unix)]
     #[test]
     fn the_history_is_in_the_users_state_directory() {
         let of = |set: &'static [(&str, &str)]| {

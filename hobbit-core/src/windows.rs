@@ -8,7 +8,7 @@ use std::mem::{size_of, zeroed};
 use std::net::TcpListener;
 use std::os::windows::fs::OpenOptionsExt;
 use std::os::windows::io::{AsRawHandle, AsRawSocket, FromRawHandle, FromRawSocket, OwnedHandle};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -39,7 +39,8 @@ use windows_sys::Win32::System::JobObjects::{
     QueryInformationJobObject, SetInformationJobObject,
 };
 use windows_sys::Win32::System::Memory::{
-    MEM_COMMIT, MEM_DECOMMIT, MEM_RELEASE, MEM_RESERVE, PAGE_NOACCESS, PAGE_READWRITE, VirtualAlloc, VirtualFree,
+    DiscardVirtualMemory, MEM_COMMIT, MEM_RELEASE, MEM_RESERVE, PAGE_NOACCESS, PAGE_READWRITE, VirtualAlloc,
+    VirtualFree,
 };
 use windows_sys::Win32::System::ProcessStatus::{
     K32GetProcessMemoryInfo, PROCESS_MEMORY_COUNTERS, PROCESS_MEMORY_COUNTERS_EX,
@@ -51,6 +52,14 @@ use windows_sys::Win32::System::Threading::{
 };
 
 // Files.
+
+/// A path that the C library opens, however long it is: near the limit of 260 characters the verbatim one (`\\?\C:\…`).
+/// The standard library does this by itself.
+pub fn openable(path: &Path) -> PathBuf {
+    let is_long = std::path::absolute(path).is_ok_and(|path| path.as_os_str().len() > 240);
+    let verbatim = if is_long { std::fs::canonicalize(path).ok() } else { None };
+    verbatim.unwrap_or_else(|| path.to_owned())
+}
 
 /// Facts about an open file.
 #[derive(Clone, Copy, Debug)]
@@ -207,33 +216,19 @@ pub unsafe fn release(base: NonNull<u8>) {
     unsafe { VirtualFree(base.as_ptr().cast(), 0, MEM_RELEASE) };
 }
 
-/// Gives pages back to the system; they read as zeros then.
+/// Gives pages back to the system, which still counts them as committed; their contents are lost. Returns whether it
+/// succeeded.
 ///
 /// # Safety
 /// Whole pages of a range with memory from [`reserve`], which nothing uses during the call.
-///
-/// # Panics
-/// If another process has taken the memory between the two calls.
 pub unsafe fn empty(start: *mut u8, bytes: usize) -> bool {
     // SAFETY: by the caller.
-    unsafe {
-        if VirtualFree(start.cast(), bytes, MEM_DECOMMIT) == 0 {
-            return false;
-        }
-        let again = VirtualAlloc(start.cast(), bytes, MEM_COMMIT, PAGE_READWRITE);
-        assert!(!again.is_null(), "the system has no memory left: {}", io::Error::last_os_error());
-    }
-    true
+    unsafe { DiscardVirtualMemory(start.cast(), bytes) == 0 }
 }
 
 /// Memory that the system can provide now: free pages, as far as it may commit more.
 pub fn available_memory() -> Option<u64> {
     memory_status().map(|status| status.ullAvailPhys.min(status.ullAvailPageFile))
-}
-
-/// Memory of the machine.
-pub fn physical_memory() -> Option<u64> {
-    memory_status().map(|status| status.ullTotalPhys)
 }
 
 fn memory_status() -> Option<MEMORYSTATUSEX> {

@@ -26,15 +26,23 @@ Examples:
   hobbit-server -m nomic-moe.gguf --embeddings --pooling mean
       /v1/embeddings.
 
-Signals: SIGTERM, SIGHUP and Ctrl-C end it in order: nothing new is begun, streams have --shutdown-grace to finish or
-end with an error event, --cache-state is written. A second signal ends it at once. SIGUSR1 halves the expert caches
-and SIGUSR2 restores them.
 Environment: every flag that shows [env: NAME] may be given there; the command line wins.
 Exit status: 0 after a signal that ended it in order, 1 failure, 2 wrong usage.";
 
+#[cfg(not(windows))]
+const SIGNALS: &str = "\
+Signals: SIGTERM, SIGHUP and Ctrl-C end it in order: nothing new is begun, streams have --shutdown-grace to finish or
+end with an error event, --cache-state is written. A second signal ends it at once. SIGUSR1 halves the expert caches
+and SIGUSR2 restores them.";
+#[cfg(windows)]
+const SIGNALS: &str = "\
+Ctrl-C, Ctrl-Break, and closing the window end it in order: nothing new is begun, streams have --shutdown-grace to finish
+or end with an error event, --cache-state is written. A second one ends it at once. The expert caches keep their size
+while it runs.";
+
 /// Serve a Mixture-of-Experts GGUF model that does not fit in memory: OpenAI's and llama-server's HTTP interface.
 #[derive(Debug, Parser)]
-#[command(name = "hobbit-server", override_usage = "hobbit-server [OPTIONS]", after_help = EXAMPLES)]
+#[command(name = "hobbit-server", override_usage = "hobbit-server [OPTIONS]", after_help = format!("{EXAMPLES}\n{SIGNALS}"))]
 pub struct ServerArgs {
     #[command(flatten)]
     pub run: RunArgs,

@@ -89,7 +89,7 @@ fn defaults_are_llama_cpps() {
 #[cfg(windows)]
 #[test]
 fn the_cache_directory_is_the_users_on_windows() {
-    let of = |set: &'static [(&str, &str)]| {
+    let of = |set: &[(&str, &str)]| {
         let value = |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
         CacheState::Auto.directory(value)
     };

@@ -197,7 +197,7 @@ unsafe fn unmap(base: NonNull<u8>, bytes: usize) {
     }
 }
 
-/// Gives pages back, which read as zeros then. Returns whether it succeeded.
+/// Gives pages back, whose contents are lost. Returns whether it succeeded.
 ///
 /// # Safety
 /// Whole pages of what [`map`] returned, unused during the call.

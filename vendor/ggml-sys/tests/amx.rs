@@ -1,5 +1,6 @@
 //! AMX is in llama.cpp where the compiler gets it right, and nowhere else, however ggml asks for it. Nothing here
 //! runs an AMX instruction.
+#![cfg(unix)]
 
 #[allow(dead_code)]
 #[path = "../amx/verdict.rs"]

@@ -15,8 +15,9 @@ pub(crate) mod raw;
 pub(crate) mod repack;
 pub(crate) mod vocabulary;
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem;
+use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 use std::sync::Once;
@@ -39,6 +40,16 @@ pub(crate) fn ready() {
         // Before any file is read: a draft's is read before the model's.
         ggml_sys::shim::hobbit_guard_aborts();
     });
+}
+
+/// A path as llama.cpp takes it.
+///
+/// # Errors
+/// Words for a name that no file can have.
+pub(crate) fn c_path(path: &Path) -> Result<CString, String> {
+    #[cfg(windows)]
+    let path = &hobbit_core::windows::openable(path);
+    CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| "its name contains a NUL byte".to_owned())
 }
 
 /// A registered device, for other threads and for comparisons.

@@ -1,6 +1,6 @@
 //! Objects of llama.cpp with an owner, models, and conversions of texts, tokens and batches.
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
 use std::ptr::NonNull;
 
@@ -8,6 +8,7 @@ use ggml_sys::llama::{self, llama_batch, llama_context, llama_model, llama_model
 use ggml_sys::shim;
 
 use crate::engine::error::EvalError;
+use crate::engine::ggml;
 use crate::engine::ggml::pre_tokenizer::Matches;
 use hobbit_core::options::Token;
 
@@ -143,8 +144,7 @@ impl RawModel {
     /// # Safety
     /// All that `params` point to is valid for the call.
     pub(crate) unsafe fn load_path(path: &Path, params: llama_model_params) -> Result<Self, String> {
-        let name =
-            CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| "its name contains a NUL byte".to_owned())?;
+        let name = ggml::c_path(path)?;
         // SAFETY: by the caller; the name outlives the call.
         let load =
             |message, capacity| unsafe { shim::hobbit_model_load_path(name.as_ptr(), params, message, capacity) };

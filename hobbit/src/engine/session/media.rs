@@ -48,8 +48,7 @@ pub struct ProjectorNeeds {
 }
 
 fn name_of(options: &ProjectorOptions) -> Result<CString, MediaError> {
-    let name = CString::new(options.path.as_os_str().as_encoded_bytes());
-    name.map_err(|_| unusable(options, "its name contains a NUL byte".into()))
+    ggml::c_path(&options.path).map_err(|why| unusable(options, why))
 }
 
 /// mtmd is silent for all threads while it reads a header.

@@ -1,6 +1,5 @@
 //! LoRA adapters and control vectors: llama.cpp's additions to ordinary weights and to the outputs of layers.
 
-use std::ffi::CString;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 
@@ -8,6 +7,7 @@ use ggml_sys::llama::{self, llama_adapter_lora};
 use ggml_sys::shim;
 
 use crate::engine::error::OpenError;
+use crate::engine::ggml;
 use crate::engine::ggml::context::Context;
 use crate::engine::ggml::log;
 use crate::engine::ggml::raw::{RawModel, with_message};
@@ -74,8 +74,7 @@ impl CheckedAdapters {
         let mut lora = Vec::new();
         for (file, summary) in self.options.lora.iter().zip(self.lora) {
             let unusable = |fault| AdapterError::Unusable { path: file.path.clone(), kind: "LoRA adapter", fault };
-            let name = CString::new(file.path.as_os_str().as_encoded_bytes());
-            let name = name.map_err(|_| unusable("its name contains a NUL byte".to_owned()))?;
+            let name = ggml::c_path(&file.path).map_err(&unusable)?;
             log::clear_errors();
             // SAFETY: the model is live, the name NUL-terminated.
             let load = |message, capacity| unsafe {

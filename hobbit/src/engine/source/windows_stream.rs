@@ -19,6 +19,7 @@ use crate::engine::error::OpenError;
 use crate::engine::source::virtual_bytes::VirtualBytes;
 use hobbit_core::gguf::{Piece, VirtualGguf};
 use hobbit_core::store::Original;
+use hobbit_core::windows::openable;
 
 /// A `FILE*` over a virtual GGUF, closed on drop.
 pub(crate) struct CookieStream {
@@ -53,7 +54,7 @@ impl CookieStream {
         let written = header.write_all(&virtual_file.header).and_then(|()| header.as_file().set_len(padded));
         written.map_err(failed("write the header of"))?;
         let header = header.into_temp_path();
-        let name: Vec<u16> = header.as_os_str().encode_wide().chain([0]).collect();
+        let name: Vec<u16> = openable(&header).as_os_str().encode_wide().chain([0]).collect();
         let length = virtual_file.len;
         let bytes = VirtualBytes::new(virtual_file, files)?;
         let state = Arc::new(Mutex::new(State { bytes, error: None }));
