@@ -58,6 +58,23 @@ fn feed(session: &mut Session, tokens: &[Token]) -> Vec<f32> {
     session.logits(tokens.len() - 1).unwrap().to_vec()
 }
 
+/// Without experts, too, `--no-repack` leaves the weights as they are in the file.
+#[test]
+fn a_dense_model_is_repacked_as_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let types = vec!["q4_0".parse().unwrap()];
+    let tiny = Spec { embd: 256, ff: 256, types: types.clone(), down_types: types, ..Spec::tiny("deepseek2") };
+    let path = fixture::write(dir.path(), &Spec { dense_lead: Some(tiny.layers), ..tiny });
+    for repack in [Repack::Auto, Repack::Off] {
+        let model = open(&path, &ModelOptions { repack, ..options() });
+        let mut session = model.session(&settings()).unwrap();
+        let mut stock = stock(&path, &settings(), repack);
+        for tokens in TOKENS {
+            assert!(bits(&feed(&mut session, tokens)) == bits(&stock(tokens)), "repack {repack:?}");
+        }
+    }
+}
+
 #[test]
 fn bits_are_llama_cpps_own_defaults() {
     let dir = tempfile::tempdir().unwrap();

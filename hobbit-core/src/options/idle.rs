@@ -90,6 +90,8 @@ impl ModelOptions {
             ("device_cache", gives_experts(device.cache)),
             ("cpu_helper", helps(device.cpu_helper)),
             ("n_cpu_moe", device.n_cpu_moe > 0),
+            ("device_headroom", device.headroom != DeviceOptions::HEADROOM),
+            ("unified", device.unified == UnifiedMemory::On),
             ("io", self.io != IoMode::default()),
             ("kernels", self.kernels != KernelChoice::default()),
         ];
@@ -99,7 +101,8 @@ impl ModelOptions {
             ("prefetch", caching.prefetch.is_fixed_on()),
             ("prefetch_distance", caching.distance != CachingOptions::DISTANCE),
         ];
-        let groups: [(bool, &'static str, &[Setting]); 18] = [
+        let repacks = matches!(self.repack, Repack::On | Repack::Ordinary);
+        let groups: [(bool, &'static str, &[Setting]); 19] = [
             (!parts.experts, "this model has no experts", &of_missing),
             (!parts.experts, "this model has no experts", of_experts),
             (!parts.experts, "this model has no experts", &of_low),
@@ -154,7 +157,12 @@ impl ModelOptions {
             (
                 parts.experts && has_devices && !parts.passthrough,
                 "weights on devices are not rearranged, and then those on the CPU are not either",
-                &[("repack", matches!(self.repack, Repack::On | Repack::Ordinary))],
+                &[("repack", repacks)],
+            ),
+            (
+                parts.passthrough && has_devices,
+                "devices compute the whole model",
+                &[("repack", repacks), ("kernels", self.kernels != KernelChoice::default())],
             ),
             (
                 self.budget == Budget::Auto,
@@ -456,12 +464,12 @@ mod tests {
                 (_, true) => Fits::Named,
             };
             assert_eq!(found, fits, "{name} where the model fits");
-            // With a device llama.cpp does not run a model with experts by itself; its options then still act.
-            if fits == Fits::Named && !of_devices {
-                assert!(
-                    is_named(Parts { passthrough: true, device_experts: false, ..BESIDE }),
-                    "{name} where the model fits, with a device"
-                );
+            // Options of devices but for the helper divide the model or say what it may take.
+            let on_devices = is_named(Parts { passthrough: true, device_experts: false, ..BESIDE });
+            let of_cpu = ["repack", "kernels"].contains(&name);
+            if found != Fits::Cache {
+                let named = of_cpu || fits == Fits::Named && (!of_devices || name == "cpu_helper");
+                assert_eq!(on_devices, named, "{name} where the model fits on devices");
             }
             // The others place experts, name files that they are read from, or do not concern experts.
             let in_memory = options.idle_without_misses().iter().any(|idle| idle.setting == name);
@@ -470,6 +478,9 @@ mod tests {
             assert_eq!(in_memory, of_cache || fits == Fits::Named && !of_others, "{name} with all experts in memory");
             let dense = Parts { experts: false, ..HERE };
             assert_eq!(is_named(dense), !["overcommit", "repack"].contains(&name), "{name} on a dense model");
+            let acts = ["overcommit", "repack", "n_gpu_layers", "main_gpu", "tensor_split"].contains(&name);
+            let beside = Parts { experts: false, device_experts: false, ..BESIDE };
+            assert_eq!(is_named(beside), !acts, "{name} on a dense model on devices");
         }
     }
 

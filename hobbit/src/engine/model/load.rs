@@ -27,7 +27,7 @@ use crate::engine::source::model_source::ModelSource;
 use crate::engine::source::tables::Tables;
 use crate::engine::source::validate;
 use hobbit_core::gguf::Gguf;
-use hobbit_core::options::{Idle, KvValue, ModelOptions, Parts, Repack, RoutingOptions, VirtualExperts};
+use hobbit_core::options::{Idle, KernelChoice, KvValue, ModelOptions, Parts, Repack, RoutingOptions, VirtualExperts};
 use hobbit_core::plan::RunMode;
 use hobbit_core::predict::PredictorKind;
 use hobbit_core::profile::{ProfileError, VirtualPlan, VirtualPlanError};
@@ -185,6 +185,9 @@ fn prepare(
     Device::get()?;
     let mut options = options.clone();
     options.caching = options.caching.acting();
+    if idle.iter().any(|idle| idle.setting == "kernels") {
+        options.kernels = KernelChoice::default();
+    }
     if !is_plain {
         options.repack = match placement.devices.is_empty() {
             true => run_mode::rearranges(gguf, catalog, &options, n_ctx),
@@ -247,9 +250,8 @@ impl Loading<'_> {
 
         log::clear_errors();
         let raw = if is_plain {
-            if let RunMode::Passthrough { repack, .. } = self.run_mode {
-                params.use_extra_bufts = repack && self.options.repack != Repack::Off;
-            }
+            let has_room = !matches!(self.run_mode, RunMode::Passthrough { repack: false, .. });
+            params.use_extra_bufts = has_room && self.options.repack != Repack::Off;
             if self.run_mode.is_passthrough() && !placement.devices.is_empty() {
                 // Mapped pages of weights that go to devices would count as this process's memory.
                 params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
