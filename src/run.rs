@@ -51,14 +51,15 @@ pub fn main() -> ExitCode {
 }
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
-    let (mut low, notes) = args::read(args::command, words.collect(), args::parse)?;
+    let words: Vec<OsString> = words.collect();
+    let (mut low, notes) = args::read(args::command, words.clone(), args::parse)?;
     if low.run.experts.device.list_devices {
         let json = low.output.stats_json.as_deref().map(|path| ("--stats-json", path));
         return devices::list(&low.run.experts.device.rpc, low.output.log.verbose.0, json).map(|()| 0);
     }
     download::into(&mut low.run.model, args::verbosity(&low.output.closing, &low.output.log))?;
     if low.doctor {
-        return doctor::run(&low);
+        return doctor::run(&low, words);
     }
     let args = HiArgs::new(low, &Process)?;
     args.check_outputs()?;

@@ -53,6 +53,9 @@ pub struct Args {
     quick: bool,
     #[command(flatten)]
     json: JsonArgs,
+    /// The backends of the program that asks for this page
+    #[arg(long, hide = true, value_delimiter = ',')]
+    asked_by: Vec<String>,
     /// For the processes of this tool
     #[arg(long, hide = true)]
     job: Option<Job>,
@@ -106,6 +109,9 @@ struct Report {
     system: String,
     llama_cpp: String,
     backends: Vec<String>,
+    /// Backends of the program that asked for this page, if they are others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    other_backends: Option<Vec<String>>,
     processor: Processor,
     memory: Memory,
     disk: Part<Disk>,
@@ -145,8 +151,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let directories = [std::env::current_dir().ok(), std::env::home_dir(), Some(std::env::temp_dir())];
     let scrub = Scrub::of(files.into_iter().flatten(), directories.into_iter().flatten());
     let report = Report::of(args, model, demo, started)?;
-    let words = if args.json.json { serde_json::to_string_pretty(&report)? + "\n" } else { report.to_string() };
-    Ok(std::io::Write::write_all(&mut std::io::stdout(), scrub.text(&words).as_bytes())?)
+    // Lines are wrapped last: a path with a space could be cut otherwise.
+    let words = match args.json.json {
+        true => scrub.text(&(serde_json::to_string_pretty(&report)? + "\n")),
+        false => page::wrapped(&scrub.text(&report.to_string())),
+    };
+    Ok(std::io::Write::write_all(&mut std::io::stdout(), words.as_bytes())?)
 }
 
 impl Report {
@@ -178,10 +188,6 @@ impl Report {
             (None, Err(why)) => Err(anyhow::anyhow!("{why}; give a model, whose disk is then measured")),
         };
         let disk = Part::of_result(disk);
-        bar.stage("model");
-        bar.step(1)?;
-        let advised = model.as_ref().map(|(path, gguf)| Advised::of(args, path, gguf, &memory, disk.known()));
-        let advised = advised.transpose()?;
         bar.stage("devices");
         bar.step(1)?;
         let found = hobbit::devices(&[]).context("asking for devices");
@@ -189,6 +195,12 @@ impl Report {
         let with_copies = |info: DeviceInfo| Device { copies: exact::copies(&info.name, deadline), info };
         let devices = found.map(|all: Vec<DeviceInfo>| all.into_iter().map(with_copies).collect::<Vec<_>>());
         let devices = Part::of_result(devices);
+        bar.stage("model");
+        bar.step(1)?;
+        let advised = model
+            .as_ref()
+            .map(|(path, gguf)| Advised::of(args, path, gguf, &memory, (disk.known(), slowest_link(devices.known()))));
+        let advised = advised.transpose()?;
         bar.stage("exactness");
         bar.step(1)?;
         let takes_layers = |device: &&Device| device.info.kind != DeviceKind::Accelerator;
@@ -199,12 +211,14 @@ impl Report {
         };
         let exactness = std::iter::once(None).chain(names).map(compare).collect();
         bar.step(1)?;
+        let container = host::container(&read).map_or(String::new(), |by| format!(", in a container ({by})"));
         let release = sysinfo::System::kernel_version().unwrap_or_default();
         Ok(Self {
             hobbit: env!("HOBBIT_VERSION").to_owned(),
-            system: format!("{} {} {}", std::env::consts::OS, release.trim(), std::env::consts::ARCH),
+            system: format!("{} {} {}{container}", std::env::consts::OS, release.trim(), std::env::consts::ARCH),
             // The published sources do not say it.
             llama_cpp: llama_cpp_version().replace(", commit unknown", " (its crate names no commit)"),
+            other_backends: Some(args.asked_by.clone()).filter(|asked| !asked.is_empty() && *asked != backends()),
             backends: backends(),
             processor,
             memory,
@@ -218,7 +232,14 @@ impl Report {
 }
 
 impl Advised {
-    fn of(args: &Args, path: &Path, gguf: &Gguf, memory: &Memory, disk: Option<&Disk>) -> anyhow::Result<Self> {
+    /// `link` in bytes per second, as measured.
+    fn of(
+        args: &Args,
+        path: &Path,
+        gguf: &Gguf,
+        memory: &Memory,
+        (disk, link): (Option<&Disk>, Option<f64>),
+    ) -> anyhow::Result<Self> {
         let kind = match () {
             () if Pack::is_pack(gguf) => Kind::Pack,
             () if gguf.experts()?.is_empty() => Kind::Dense,
@@ -230,7 +251,7 @@ impl Advised {
             Kind::Dense => Part::unknown("forecasts are of models with experts"),
             Kind::Experts => {
                 let disk = disk.and_then(Disk::best);
-                Part::of_result(forecast::here(gguf, args.ram, args.ctx.unwrap_or(CTX), disk))
+                Part::of_result(forecast::here(gguf, args.ram, args.ctx.unwrap_or(CTX), (disk, link)))
             }
         };
         let tensor_bytes = gguf.tensor_bytes();
@@ -253,6 +274,12 @@ impl Advised {
     }
 }
 
+/// The rate of pinned copies to the slowest GPU.
+fn slowest_link(devices: Option<&Vec<Device>>) -> Option<f64> {
+    let gpus = devices?.iter().filter(|device| device.info.kind == DeviceKind::Gpu && !device.info.unified);
+    gpus.map(|device| device.copies.known()?.pinned).reduce(|a, b| Some(a?.min(b?)))?
+}
+
 /// How much of a model has room, by its forecast.
 fn fit(kind: Kind, bytes: u64, room: Option<u64>, forecast: &Part<forecast::Report>) -> Fit {
     let report = match (kind, forecast) {
@@ -269,7 +296,7 @@ fn fit(kind: Kind, bytes: u64, room: Option<u64>, forecast: &Part<forecast::Repo
         (_, Some(device)) if device.is_fully_resident => Fit::Device,
         (Some(plan), device) => Fit::Part(Share {
             experts: forecast.share.min(1.0),
-            on_device: device.as_ref().map(|device| device.cache),
+            on_device: device.as_ref().map(|device| device.total.saturating_sub(device.headroom)),
             below_token: plan.warning.is_some(),
             reads_limit: forecast.expected.limit() == Limit::Disk && forecast.expected.bytes_read > 0.0,
         }),

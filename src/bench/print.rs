@@ -170,7 +170,7 @@ fn columns(shown: Shown) -> Vec<Column> {
     add(shown.details, "roofline", 8, |record| {
         record.hobbit_roofline_share.map(|share| format!("{:.0}%", 100.0 * share)).unwrap_or_default()
     });
-    add(shown.details, "at once", 8, |record| {
+    add(shown.details, "overlap", 8, |record| {
         record.hobbit_efficiency.map(|share| format!("{:.0}%", 100.0 * share)).unwrap_or_default()
     });
     add(true, "peak RSS", 9, |record| record.hobbit_peak_rss.map(size).unwrap_or_default());

@@ -52,7 +52,7 @@ pub enum Fit {
 pub struct Share {
     /// In memory and on devices, 0..=1.
     pub experts: f64,
-    /// On devices, in bytes; `None` without a usable one.
+    /// Bytes that devices may hold; `None` without a usable one.
     pub on_device: Option<u64>,
     /// Fewer experts than one token uses.
     pub below_token: bool,
@@ -78,6 +78,15 @@ pub struct Reasoned {
     pub why: String,
 }
 
+impl Facts {
+    /// Bytes of the model that neither memory nor devices have room for; 0 if the room is not known.
+    fn missing(&self) -> u64 {
+        let on_device = if let Fit::Part(share) = &self.fit { share.on_device } else { None };
+        let room = self.room.map(|room| room.saturating_add(on_device.unwrap_or(0)));
+        room.map_or(0, |room| self.bytes.saturating_sub(room))
+    }
+}
+
 fn because(what: impl Into<String>, why: impl Into<String>) -> Reasoned {
     Reasoned { what: what.into(), why: why.into() }
 }
@@ -92,7 +101,7 @@ pub struct Choice {
     pub flags: Vec<Reasoned>,
     /// Steps before the command.
     pub before: Vec<Reasoned>,
-    /// Flags that make it faster and change results.
+    /// What makes it faster; each says whether results stay exact.
     pub faster: Vec<Reasoned>,
     /// Behaviour of llama.cpp with the model, without hobbit.
     pub llama_cpp: String,
@@ -143,20 +152,23 @@ fn program(facts: &Facts) -> (Program, String) {
             Program::LlamaCpp,
             "the whole model fits on the device: use llama.cpp, which hobbit-cli would only run by itself",
         ),
-        (_, Fit::Part(share)) if share.on_device.is_some() && facts.room.is_some_and(|room| facts.bytes <= room) => {
-            say(
-                Program::Either,
-                "memory holds the whole model, and the device a part: hobbit keeps experts in use there, llama.cpp \
-             fixed layers (--n-cpu-moe). No GPU was measured: try both (hobbit-bench --baseline)",
-            )
-        }
+        (_, Fit::Part(share)) if share.on_device.is_some() && facts.missing() == 0 => say(
+            Program::Either,
+            "memory and the device together hold the model: hobbit keeps experts in use on the device, llama.cpp fixed \
+             layers (--n-cpu-moe). No GPU was measured: try both (hobbit-bench --baseline)",
+        ),
+        (_, Fit::Part(share)) if facts.missing() == 0 && share.experts > 0.999 => say(
+            Program::Hobbit,
+            "the model just fits: hobbit keeps all experts in memory, and the whole process within its budget",
+        ),
         (_, Fit::Part(share)) => (
             Program::Hobbit,
             format!(
-                "the model does not fit{}: hobbit keeps {:.0} of its experts in memory, and reads the others when they \
-                 are needed",
+                "the model does not fit{}: hobbit keeps {:.0} of its experts in memory{}, and reads the others when \
+                 they are needed",
                 facts.asked.map_or(String::new(), |asked| format!(" in the {} asked for", Bytes(asked))),
-                Percent(share.experts)
+                Percent(share.experts),
+                share.on_device.map_or("", |_| " and on the device")
             ),
         ),
         (_, Fit::Unknown(why)) => (Program::Hobbit, format!("not forecast ({why}); hobbit decides when it loads")),
@@ -196,19 +208,19 @@ fn faster(facts: &Facts) -> Vec<Reasoned> {
         faster.push(because("more memory", why));
     }
     if share.reads_limit {
-        faster.push(because("--cache-bias 0.2", "prefers experts in memory; approximate (docs/ROUTING.md)"));
+        faster.push(because("--mirror PATH", "reads from a copy on a second disk as well; exact"));
+        faster.push(because("--cache-bias 0.1", "prefers experts in memory; approximate (docs/ROUTING.md)"));
         if facts.kind != Kind::Pack {
             let why = "reads experts of little weight in low precision; approximate, and makes a file beside the model \
                        (docs/PRECISION.md)";
             faster.push(because("--low auto", why));
         }
-        faster.push(because("--mirror PATH", "reads from a copy on a second disk as well; exact"));
     }
     faster
 }
 
 fn llama_cpp(facts: &Facts) -> String {
-    let missing = facts.room.map_or(0, |room| facts.bytes.saturating_sub(room));
+    let missing = facts.missing();
     match (facts.kind, &facts.fit) {
         (Kind::Pack, _) => "refuses the file; gguf-tools unpack makes a plain model of it".to_owned(),
         (_, Fit::Memory | Fit::Device) => "runs it: no weight has to be read again".to_owned(),
@@ -228,11 +240,12 @@ fn llama_cpp(facts: &Facts) -> String {
     }
 }
 
-/// A word for a shell.
+/// A word for a shell; names of files on Windows have no quotation marks.
 fn quoted(word: &str) -> String {
-    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.+=,:@%".contains(letter);
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.+=,:@".contains(letter);
     match !word.is_empty() && word.chars().all(is_plain) {
         true => word.to_owned(),
+        false if cfg!(windows) => format!("\"{word}\""),
         false => format!("'{}'", word.replace('\'', r"'\''")),
     }
 }
@@ -280,7 +293,7 @@ mod tests {
         let choice = choose(&facts(Kind::Experts, Fit::Part(SHARE)));
         assert_eq!((choice.program, choice.command.as_deref()), (Program::Hobbit, Some("hobbit-cli -m model.gguf")));
         assert!(choice.why.contains("25 %") && choice.llama_cpp.contains("12.00 GiB have no room"), "{choice:?}");
-        assert_eq!(names(&choice.faster), ["--cache-bias 0.2", "--low auto", "--mirror PATH"]);
+        assert_eq!(names(&choice.faster), ["--mirror PATH", "--cache-bias 0.1", "--low auto"]);
         let computes = Share { reads_limit: false, ..SHARE };
         assert!(choose(&facts(Kind::Experts, Fit::Part(computes))).faster.is_empty());
         let tiny = Share { below_token: true, ..computes };
@@ -298,11 +311,12 @@ mod tests {
             ..facts(Kind::Experts, Fit::Part(SHARE))
         };
         let choice = choose(&asked);
-        assert_eq!(choice.command.unwrap(), "hobbit-cli -m 'my model.gguf' --mem-budget 8192MiB -c 8192");
-        assert_eq!(names(&choice.flags), ["-m 'my model.gguf'", "--mem-budget 8192MiB", "-c 8192"]);
+        let model = format!("-m {}", if cfg!(windows) { "\"my model.gguf\"" } else { "'my model.gguf'" });
+        assert_eq!(choice.command.unwrap(), format!("hobbit-cli {model} --mem-budget 8192MiB -c 8192"));
+        assert_eq!(names(&choice.flags), [&*model, "--mem-budget 8192MiB", "-c 8192"]);
         assert!(choice.flags.iter().all(|flag| !flag.why.is_empty()));
         assert_eq!(names(&choice.before), ["ulimit -v unlimited", "ulimit -l unlimited"]);
-        assert_eq!(quoted("it's"), r"'it'\''s'");
+        assert_eq!(quoted("it's"), if cfg!(windows) { "\"it's\"" } else { r"'it'\''s'" });
     }
 
     #[test]
@@ -311,7 +325,15 @@ mod tests {
         let beside = Facts { room: Some(32 * GIB), ..facts(Kind::Experts, Fit::Part(share)) };
         let either = choose(&beside);
         assert!(either.program == Program::Either && either.why.contains("hobbit-bench --baseline"), "{either:?}");
-        assert_eq!(choose(&facts(Kind::Experts, Fit::Part(share))).program, Program::Hobbit);
+        let lacks = choose(&facts(Kind::Experts, Fit::Part(share)));
+        assert!(lacks.program == Program::Hobbit && lacks.why.contains("in memory and on the device"), "{lacks:?}");
+        assert!(lacks.llama_cpp.contains("11.00 GiB have no room"), "{lacks:?}");
+        // 8 GiB of memory and 24 GiB of a device hold 20 GiB.
+        let card = Share { on_device: Some(24 * GIB), experts: 1.0, reads_limit: false, ..SHARE };
+        let together = choose(&facts(Kind::Experts, Fit::Part(card)));
+        assert!(together.program == Program::Either && together.llama_cpp.contains("computes"), "{together:?}");
+        let tight = Facts { room: Some(20 * GIB), ..facts(Kind::Experts, Fit::Part(Share { experts: 1.0, ..SHARE })) };
+        assert!(choose(&tight).why.starts_with("the model just fits"), "{:?}", choose(&tight));
 
         let pack = choose(&facts(Kind::Pack, Fit::Unknown("an expert pack".to_owned())));
         assert!(pack.program == Program::Hobbit && pack.llama_cpp.contains("unpack"), "{pack:?}");

@@ -46,6 +46,26 @@ pub struct Place {
     pub device: Option<String>,
     pub rotational: Option<bool>,
     pub read_ahead_kib: Option<u64>,
+    /// What slows reads on file systems of this type.
+    pub quirk: Option<&'static str>,
+}
+
+/// What slows reads on a file system of this type.
+fn quirk(file_system: &str) -> Option<&'static str> {
+    Some(match file_system.strip_prefix("fuse.").unwrap_or(file_system) {
+        "9p" | "virtiofs" | "vboxsf" | "vmhgfs-fuse" => {
+            "shared with the machine around this one (in WSL2: a Windows drive); a copy on a disk of its own is usually \
+             read faster"
+        }
+        "nfs" | "nfs4" | "cifs" | "smb3" | "sshfs" | "ceph" | "rclone" | "s3fs" => {
+            "over the network; a copy on a local disk is usually read faster"
+        }
+        "fuse" | "fuseblk" => "served by another program (FUSE), which takes time for each read",
+        "btrfs" => "compressed files cannot be read past the page cache",
+        "zfs" => "reads go through its own cache (ARC) before version 2.3",
+        "tmpfs" | "ramfs" => "in memory: the file takes room that experts could have",
+        _ => return None,
+    })
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -198,6 +218,7 @@ fn place(path: &Path, _: Read<'_>) -> Option<Place> {
             DiskKind::Unknown(_) => None,
         },
         read_ahead_kib: None,
+        quirk: quirk(&disk.file_system().to_string_lossy()),
     })
 }
 
@@ -230,6 +251,7 @@ fn mounted(path: &Path, mountinfo: &str, read: Read<'_>) -> Option<Place> {
         rotational: block("queue/rotational").map(|value| value != 0),
         read_ahead_kib: number(format!("/sys/class/bdi/{numbers}/read_ahead_kb"))
             .or_else(|| block("queue/read_ahead_kb")),
+        quirk: quirk(file_system),
     })
 }
 
@@ -253,6 +275,9 @@ mod tests {
         assert_eq!((&*place.file_system, place.device.as_deref()), ("btrfs", Some("nvme0n1p2")));
         assert_eq!((place.rotational, place.read_ahead_kib), (Some(false), Some(128)));
         assert_eq!((&*of("/home/my models/a.gguf").file_system, &*of("/srv/a.gguf").file_system), ("9p", "ext4"));
+        assert!(of("/home/my models/a.gguf").quirk.is_some_and(|words| words.contains("WSL2")));
+        assert_eq!((of("/srv/a.gguf").quirk, quirk("NTFS")), (None, None));
+        assert!(quirk("fuse.sshfs").is_some_and(|words| words.starts_with("over the network")));
         assert_eq!(mounted(Path::new("/a"), "", &read), None);
     }
 

@@ -64,11 +64,13 @@ pub struct Exactness {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Comparison {
     pub evaluations: usize,
+    /// Evaluations with logits that are infinite or not numbers.
+    pub broken: usize,
     /// Evaluations whose logits have the same bits.
     pub equal: usize,
     /// Evaluations with the same most probable token.
     pub same_token: usize,
-    /// Kullback-Leibler divergence of hobbit's predictions from llama.cpp's.
+    /// Kullback-Leibler divergence of hobbit's predictions from llama.cpp's, in the evaluations that are not broken.
     pub kl_mean: f64,
     pub kl_max: f64,
 }
@@ -77,10 +79,13 @@ impl Comparison {
     /// Compares the logits of `n_vocab` tokens, evaluation by evaluation.
     fn of(theirs: &[f32], ours: &[f32], n_vocab: usize) -> Self {
         let pairs = || theirs.chunks(n_vocab).zip(ours.chunks(n_vocab));
-        let kl: Vec<f64> = pairs().map(|(theirs, ours)| divergence(theirs, ours)).collect();
+        let is_finite = |(a, b): &(&[f32], &[f32])| a.iter().chain(*b).all(|logit| logit.is_finite());
+        let kl: Vec<f64> = pairs().filter(is_finite).map(|(theirs, ours)| divergence(theirs, ours)).collect();
+        let evaluations = pairs().count();
         let is_equal = |(a, b): &(&[f32], &[f32])| a.iter().zip(*b).all(|(a, b)| a.to_bits() == b.to_bits());
         Self {
-            evaluations: kl.len(),
+            evaluations,
+            broken: evaluations - kl.len(),
             equal: pairs().filter(is_equal).count(),
             same_token: pairs().filter(|(theirs, ours)| best(theirs) == best(ours)).count(),
             kl_mean: kl.iter().sum::<f64>() / kl.len().max(1) as f64,
@@ -241,11 +246,13 @@ mod tests {
     fn equal_bits_and_divergences_are_counted() {
         let theirs = [0.0f32, 1.0, 2.0, 0.5, 0.25, 0.0];
         let equal = Comparison::of(&theirs, &theirs, 3);
-        assert_eq!(equal, Comparison { evaluations: 2, equal: 2, same_token: 2, kl_mean: 0.0, kl_max: 0.0 });
+        assert_eq!(equal, Comparison { evaluations: 2, broken: 0, equal: 2, same_token: 2, kl_mean: 0.0, kl_max: 0.0 });
         let ours = [0.0f32, 1.0, 2.0, 0.5, 0.75, 0.0];
         let differ = Comparison::of(&theirs, &ours, 3);
         assert_eq!((differ.evaluations, differ.equal, differ.same_token), (2, 1, 1));
         assert!(differ.kl_max > 0.0 && (differ.kl_mean - differ.kl_max / 2.0).abs() < 1e-12, "{differ:?}");
+        let broken = Comparison::of(&theirs, &[0.0, 1.0, 2.0, f32::NAN, f32::NAN, f32::NAN], 3);
+        assert_eq!((broken.evaluations, broken.broken, broken.equal), (2, 1, 1));
         // Logits with the same differences predict the same.
         let shifted: Vec<f32> = theirs.iter().map(|logit| logit + 4.0).collect();
         assert!(Comparison::of(&theirs, &shifted, 3).kl_max < 1e-12);

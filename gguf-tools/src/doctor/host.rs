@@ -139,6 +139,15 @@ fn switched_on(system_info: &str) -> Vec<String> {
     words.map(|name| name.trim().to_owned()).collect()
 }
 
+/// The program that made the container around this process, if there is one.
+pub fn container(read: Read<'_>) -> Option<String> {
+    let file = |path: &str| read(Path::new(path));
+    let named = file("/run/systemd/container").map(|name| name.trim().to_owned()).filter(|name| !name.is_empty());
+    named
+        .or_else(|| file("/run/.containerenv").map(|_| "podman".to_owned()))
+        .or_else(|| file("/.dockerenv").map(|_| "docker".to_owned()))
+}
+
 /// How many numbers a list such as `0-3,8` has.
 fn n_in_list(list: &str) -> Option<usize> {
     let range = |range: &str| {
@@ -262,6 +271,14 @@ mod tests {
         );
         assert_eq!((found.cores, found.usable, found.load), (Part::Known(16), 2, Some(0.5)));
         assert_eq!(found.limits, ["affinity allows 5 (taskset, cpuset)", "the control group's quota is 2.5 cores"]);
+    }
+
+    #[test]
+    fn containers_are_named() {
+        assert_eq!(container(&files(&[("/run/systemd/container", "lxc\n"), ("/.dockerenv", "")])).unwrap(), "lxc");
+        assert_eq!(container(&files(&[("/run/.containerenv", "")])).unwrap(), "podman");
+        assert_eq!(container(&files(&[("/.dockerenv", "")])).unwrap(), "docker");
+        assert_eq!(container(&files(&[])), None);
     }
 
     #[test]

@@ -17,30 +17,44 @@ const GROUP: &str = BudgetSource::GROUP;
 /// Columns of the page, and of its labels.
 const WIDTH: usize = 110;
 const LABEL: usize = 12;
-/// Indent of the forecast's long lines: its labels' columns.
-const INDENT: usize = 15;
 
-/// Prints a labelled text, wrapped below itself.
+/// Prints a labelled text.
 fn row(f: &mut fmt::Formatter<'_>, label: &str, text: &str) -> fmt::Result {
-    wrapped(f, format!("{label:<LABEL$}"), LABEL, text)
+    writeln!(f, "{label:<LABEL$}{text}")
 }
 
-/// Prints a text behind the beginning of a line, wrapped into lines with an indent.
-fn wrapped(f: &mut fmt::Formatter<'_>, mut line: String, indent: usize, text: &str) -> fmt::Result {
-    let mut is_empty = true;
-    for word in text.split(' ') {
-        if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
-            writeln!(f, "{}", line.trim_end())?;
-            line = " ".repeat(indent);
-            is_empty = true;
+/// Wraps the long lines of a page. They continue below their text.
+pub fn wrapped(page: &str) -> String {
+    let mut out = String::new();
+    for text in page.lines() {
+        let indent = text_column(text).unwrap_or(LABEL);
+        let (mut columns, mut is_empty) = (0, true);
+        for word in text.split(' ') {
+            let width = word.chars().count();
+            if !is_empty && columns >= indent && columns + 1 + width > WIDTH {
+                out.truncate(out.trim_end_matches(' ').len());
+                let _ = write!(out, "\n{:indent$}", "");
+                (columns, is_empty) = (indent, true);
+            }
+            if !is_empty {
+                out.push(' ');
+                columns += 1;
+            }
+            out.push_str(word);
+            columns += width;
+            is_empty = false;
         }
-        if !is_empty {
-            line.push(' ');
-        }
-        line.push_str(word);
-        is_empty = false;
+        out.truncate(out.trim_end_matches(' ').len());
+        out.push('\n');
     }
-    writeln!(f, "{}", line.trim_end())
+    out
+}
+
+/// The column of a line's text, behind a label or none and several spaces.
+fn text_column(line: &str) -> Option<usize> {
+    let label = line.find("  ")?;
+    let gap = line[label..].find(|letter| letter != ' ')?;
+    Some(line[..label].chars().count() + gap)
 }
 
 /// A part in words, or why it is missing.
@@ -64,6 +78,10 @@ impl fmt::Display for Report {
         }
         row(f, "hobbit", &format!("{}, {}", self.hobbit, self.system))?;
         row(f, "llama.cpp", &format!("{}; backends {}", self.llama_cpp, self.backends.join(", ")))?;
+        if let Some(others) = &self.other_backends {
+            let others = others.join(", ");
+            row(f, "", &format!("hobbit-cli has the backends {others}: build gguf-tools with the same features"))?;
+        }
         processor(f, &self.processor)?;
         memory(f, &self.memory)?;
         match &self.disk {
@@ -117,7 +135,7 @@ fn processor(f: &mut fmt::Formatter<'_>, found: &Processor) -> fmt::Result {
         found.left_out.iter().map(String::as_str).partition(|name| *name == "AMX_INT8");
     if !left_out.is_empty() {
         let how = match cfg!(windows) {
-            true => "CPU=x86-64-v4 contrib/windows.sh builds for it, if it has AVX512",
+            true => "CPU=NAME contrib/windows.sh builds for it (znver5, sapphirerapids; x86-64-v4 for any with AVX512)",
             false => "build with -C target-cpu=native, the checkout's setting",
         };
         let left_out = left_out.join(" ");
@@ -177,6 +195,9 @@ fn disk(f: &mut fmt::Formatter<'_>, found: &Disk) -> fmt::Result {
         let _ = write!(text, "; io_uring {}", works(&found.io_uring));
     }
     row(f, "disk", &text)?;
+    if let Some(quirk) = found.place.known().and_then(|place| place.quirk) {
+        row(f, "", quirk)?;
+    }
     let what = if found.is_expert { ", a slice of an expert" } else { "" };
     row(f, "", &format!("random reads of {}{what}, by reads at a time:", ShortBytes(found.read_bytes)))?;
     for kind in ["direct", "buffered"] {
@@ -221,7 +242,10 @@ fn device(f: &mut fmt::Formatter<'_>, found: &Device) -> fmt::Result {
 }
 
 fn comparison(found: &Comparison) -> String {
-    let Comparison { evaluations, equal, same_token, kl_mean, kl_max } = found;
+    let Comparison { evaluations, broken, equal, same_token, kl_mean, kl_max } = found;
+    if *broken > 0 {
+        return format!("WRONG: the logits of {broken} of {evaluations} evaluations have no finite values");
+    }
     if equal == evaluations {
         return format!("the logits are llama.cpp's, bit for bit, in all {evaluations} evaluations");
     }
@@ -233,9 +257,7 @@ fn comparison(found: &Comparison) -> String {
 
 fn forecast(f: &mut fmt::Formatter<'_>, found: &Advised) -> fmt::Result {
     match &found.forecast {
-        Part::Known(report) => {
-            Short(report).to_string().lines().try_for_each(|line| wrapped(f, String::new(), INDENT, line))
-        }
+        Part::Known(report) => write!(f, "{}", Short(report)),
         Part::Unknown { not_measured } => row(f, "forecast", &format!("none: {not_measured}")),
     }
 }
@@ -267,31 +289,28 @@ fn choice(f: &mut fmt::Formatter<'_>, choice: &Choice) -> fmt::Result {
 mod tests {
     use super::*;
 
-    struct Row(&'static str);
-
-    impl fmt::Display for Row {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            row(f, "label", self.0)
-        }
-    }
-
     #[test]
     fn long_lines_continue_below_their_text() {
-        let words: &'static str = Box::leak(["word"; 30].join(" ").into_boxed_str());
-        let text = Row(words).to_string();
+        let words = ["word"; 30].join(" ");
+        let text = wrapped(&format!("label       {words}\n\nlimited by     {words}\n"));
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 2);
+        assert_eq!(lines.len(), 5, "{text}");
         assert!(lines[0].starts_with("label       word word") && lines[0].len() <= WIDTH, "{text}");
-        assert!(lines[1].starts_with("            word"), "{text}");
-        assert_eq!(Row("direct   1: fast").to_string(), "label       direct   1: fast\n");
+        assert!(lines[1].starts_with("            word") && lines[4].starts_with("               word"), "{text}");
+        for same in ["label       direct   1: fast\n", "            (none)\n", "\n", "one line without a label\n"] {
+            assert_eq!(wrapped(same), same);
+        }
+        let below = wrapped(&format!("            {words}\n"));
+        assert!(below.lines().all(|line| line.starts_with("            word")), "{below}");
     }
 
     #[test]
     fn exactness_and_missing_parts_in_words() {
-        let equal = Comparison { evaluations: 17, equal: 17, same_token: 17, kl_mean: 0.0, kl_max: 0.0 };
+        let equal = Comparison { evaluations: 17, broken: 0, equal: 17, same_token: 17, kl_mean: 0.0, kl_max: 0.0 };
         assert!(comparison(&equal).ends_with("bit for bit, in all 17 evaluations"));
         let differs = comparison(&Comparison { equal: 3, same_token: 16, kl_mean: 2.5e-7, kl_max: 1e-6, ..equal });
         assert!(differs.contains("3 of 17") && differs.contains("2.5e-7 (at most 1.0e-6)"), "{differs}");
+        assert!(comparison(&Comparison { broken: 2, ..equal }).starts_with("WRONG: the logits of 2 of 17"));
         assert_eq!(size(&Part::unknown("no /proc")), "not measured: no /proc");
         assert_eq!(size(&Part::Known(1 << 30)), "1.00 GiB");
     }

@@ -135,14 +135,20 @@ pub fn run(args: &Args, file: Option<&PathBuf>, json: JsonArgs) -> anyhow::Resul
         (None, Some(file)) => Gguf::open_partial(file)?,
         (None, None) => bail!("--forecast: give a file, or --shape NAME"),
     };
-    json.print(&of(args, &gguf)?)
+    json.print(&of(args, &gguf, None)?)
 }
 
-/// The forecast of a model that is here, in `memory` bytes (`None`: what is available), of a disk that was measured.
+/// The forecast of a model that is here, in `memory` bytes (`None`: what is available), with a disk and a GPU's link
+/// that were measured, in bytes per second.
 ///
 /// # Errors
 /// As [`run`].
-pub fn here(gguf: &Gguf, memory: Option<u64>, ctx: u32, disk: Option<f64>) -> anyhow::Result<Report> {
+pub fn here(
+    gguf: &Gguf,
+    memory: Option<u64>,
+    ctx: u32,
+    (disk, link): (Option<f64>, Option<f64>),
+) -> anyhow::Result<Report> {
     let args = Args {
         forecast: true,
         shape: None,
@@ -154,10 +160,10 @@ pub fn here(gguf: &Gguf, memory: Option<u64>, ctx: u32, disk: Option<f64>) -> an
         ctx,
         prompt: 512,
     };
-    of(&args, gguf)
+    of(&args, gguf, link)
 }
 
-fn of(args: &Args, gguf: &Gguf) -> anyhow::Result<Report> {
+fn of(args: &Args, gguf: &Gguf, link: Option<f64>) -> anyhow::Result<Report> {
     if Pack::is_pack(gguf) {
         bail!(
             "{}: this is an expert pack; forecasts are of plain models: name the one that it was made of",
@@ -170,7 +176,10 @@ fn of(args: &Args, gguf: &Gguf) -> anyhow::Result<Report> {
     types.sort_unstable();
     types.dedup();
     let is_there = args.shape.is_none() && gguf.missing_bytes() == 0;
-    let machine = Machine::of(args, is_there.then_some(gguf), &types)?;
+    let mut machine = Machine::of(args, is_there.then_some(gguf), &types)?;
+    if let Some(device) = machine.host.device.as_mut().filter(|_| link.is_some()) {
+        device.link = link;
+    }
     report(args, gguf, shape, machine)
 }
 
@@ -221,7 +230,7 @@ fn report(args: &Args, gguf: &Gguf, shape: Shape, machine: Machine) -> anyhow::R
 fn refusal(error: &PlanError) -> String {
     match error {
         PlanError::TooSmall { minimum, holds: Holds::NoExpert | Holds::AllExperts, .. } => {
-            format!("{error}; give --ram {}MiB, or a smaller --ctx", minimum.div_ceil(MIB) + 1)
+            format!("{error}; give it {} MiB of memory, or a smaller context", minimum.div_ceil(MIB) + 1)
         }
         _ => error.to_string(),
     }

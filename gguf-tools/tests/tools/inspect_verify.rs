@@ -149,7 +149,10 @@ fn wrong_usage_and_hopeless_forecasts_are_refused() {
     refused(2, &forecast(&["--shape", "kimi-k2", "--gpu", "RTX9999"]), "GTX1080Ti, ");
     refused(2, &["inspect", "--shape", "kimi-k2"], "--forecast");
     let small = succeed(&forecast(&["--shape", "kimi-k2", "--ram", "2GiB"])).out;
-    assert_contains(&small, &["No: a memory budget of 2.00 GiB", "; give --ram ", "a smaller --ctx", "64.00 GiB"]);
+    assert_contains(
+        &small,
+        &["No: a memory budget of 2.00 GiB", "; give it ", "MiB of memory, or a smaller context", "64.00 GiB"],
+    );
     assert!(!small.contains("--mem-budget") && !small.contains("-c)"), "{small}");
     let gpu = succeed(&forecast(&["--shape", "qwen3-30b-a3b", "--ram", "6GiB", "--gpu", "8GiB@1TB/s"])).out;
     assert_contains(&gpu, &["no run on a GPU was ever measured"]);

@@ -95,14 +95,18 @@ fn machine(out: &mut fmt::Formatter<'_>, report: &Report) -> std::fmt::Result {
     let names = machine.gpus.join(", ");
     match (names.is_empty(), host.device) {
         (true, _) => {}
-        (false, Some(_)) => writeln!(out, "GPU   {names}; --gpu none forecasts without")?,
-        (false, None) => writeln!(out, "GPU   {names}: left aside, its rates are unknown; give --gpu SIZE@RATE")?,
+        (false, Some(_)) => writeln!(out, "GPU   {names}; without: gguf-tools inspect --forecast --gpu none")?,
+        (false, None) => writeln!(
+            out,
+            "GPU   {names}: left aside, its rates are unknown; with them: gguf-tools inspect --forecast --gpu SIZE@RATE"
+        )?,
     }
     if let Some(load) = machine.load {
         writeln!(
             out,
             "\nwarning: this machine is busy (load {load:.1}), so measured rates may be too low. Run again when it is\n\
-             idle, or give the published rates of its hardware, which are upper bounds. For usual machines:"
+             idle, or give gguf-tools inspect --forecast the published rates of its hardware, which are upper bounds. For\n\
+             usual machines:"
         )?;
         for Published { cpu, disk, speed } in &report.published {
             let flags = format!("--cpu {cpu} --disk {disk}");
