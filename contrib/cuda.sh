@@ -4,13 +4,13 @@
 #
 #   contrib/cuda.sh [DIRECTORY]      (default: ./cuda; about 1 GiB for the toolkit, 3 GiB for the build)
 #
-# ARCH is the GPU's compute capability (default 89: RTX 40; 86: RTX 30; 90: H100). TOOLKIT_ONLY=1 stops before the
-# build. CHECK=1 builds what benches/gpu/check.sh runs instead, and packs it: DIRECTORY/check.tar.xz, for one compute
-# capability and without the kernels of fused attention. For other people's processors give
-# RUSTFLAGS="-C target-cpu=x86-64-v3", too. The script does not run the result on a GPU. The program needs
-# libcublas.so.13 and libcublasLt.so.13 at run time (they lie in DIRECTORY/toolkit/lib) and the driver's libcuda.so.1:
-# without a driver it does not start, unless LD_LIBRARY_PATH is DIRECTORY/toolkit/lib/stubs, with which it finds no
-# device.
+# ARCH is the GPU's compute capability (default 89: RTX 40; 86: RTX 30; 90: H100). Another ARCH in the same DIRECTORY
+# compiles llama.cpp again, and its programs replace those before. TOOLKIT_ONLY=1 stops before the build. CHECK=1 builds
+# what benches/gpu/check.sh runs instead, and packs it: DIRECTORY/check.tar.xz, for one compute capability and without
+# the kernels of fused attention. For other people's processors give RUSTFLAGS="-C target-cpu=x86-64-v3", too. The
+# script does not run the result on a GPU. The program needs libcublas.so.13 and libcublasLt.so.13 at run time (they lie
+# in DIRECTORY/toolkit/lib) and the driver's libcuda.so.1: without a driver it does not start, unless LD_LIBRARY_PATH is
+# DIRECTORY/toolkit/lib/stubs, with which it finds no device.
 set -eu
 
 tree=$(cd "$(dirname "$0")/.." && pwd)
@@ -62,9 +62,18 @@ export CMAKE_CUDA_ARCHITECTURES="$arch" CMAKE_CUDA_COMPILER="$toolkit/bin/nvcc" 
 export RUSTFLAGS="${RUSTFLAGS:--C target-cpu=native} -C link-arg=-L$toolkit/lib -C link-arg=-lcublas -C link-arg=-lcublasLt
   -C link-arg=-Wl,-rpath,$toolkit/lib"
 cd "$tree"
+# Removes llama.cpp if it was compiled for another ARCH: llama-cpp-sys-2 does not notice that ARCH changed.
+remove_other_arch() {
+  for cache in "$1"/release/build/llama-cpp-sys-2-*/out/build/CMakeCache.txt; do
+    if [ -f "$cache" ] && ! grep -q "^CMAKE_CUDA_ARCHITECTURES:.*=$arch\$" "$cache"; then
+      cargo clean --release --locked -p llama-cpp-sys-2 --target-dir "$1"
+    fi
+  done
+}
 if [ -n "${CHECK:-}" ]; then
   # llama-cpp-sys-2 hands GGML_ variables to CMake. A directory of its own: it would not notice a change.
   export GGML_CUDA_FA=OFF CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_PROFILE_RELEASE_DEBUG=false
+  remove_other_arch "$place/check-build"
   cargo build --release --locked --features cuda -p hobbit-programs -p gguf-tools --bin hobbit-bench --bin gguf-tools \
     --test devices --target-dir "$place/check-build"
   built=$place/check-build/release check=$place/check
@@ -79,5 +88,6 @@ if [ -n "${CHECK:-}" ]; then
   ls -l "$check/target/release" "$place/check.tar.xz"
   exit 0
 fi
+remove_other_arch "$place/target"
 cargo build --release --locked --features cuda --bin hobbit-cli --target-dir "$place/target"
 ldd "$place/target/release/hobbit-cli" | grep -E 'cuda|cublas'
