@@ -264,6 +264,7 @@ impl Advised {
             kind,
             bytes: tensor_bytes,
             room,
+            available: memory.budget.known().copied(),
             asked: args.ram,
             ctx: args.ctx,
             fit: fit(kind, tensor_bytes, room, &forecast),

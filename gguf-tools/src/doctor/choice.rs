@@ -13,6 +13,8 @@ pub struct Facts {
     pub bytes: u64,
     /// Memory that the process may take; `None` if the system does not say.
     pub room: Option<u64>,
+    /// Memory that is free for the process, whatever was asked for.
+    pub available: Option<u64>,
     /// Memory that was asked for, and the context.
     pub asked: Option<u64>,
     pub ctx: Option<u32>,
@@ -85,6 +87,12 @@ impl Facts {
         let room = self.room.map(|room| room.saturating_add(on_device.unwrap_or(0)));
         room.map_or(0, |room| self.bytes.saturating_sub(room))
     }
+
+    /// The free memory, if less was asked for and it would hold the model with a tenth beside it.
+    fn roomier(&self) -> Option<u64> {
+        let enough = self.bytes.saturating_add(self.bytes / 10);
+        self.available.filter(|&free| self.asked.is_some_and(|asked| asked < free) && enough < free)
+    }
 }
 
 fn because(what: impl Into<String>, why: impl Into<String>) -> Reasoned {
@@ -145,12 +153,11 @@ fn program(facts: &Facts) -> (Program, String) {
         ),
         (_, Fit::Memory) => say(
             Program::LlamaCpp,
-            "the whole model fits: use llama.cpp, which hobbit-cli would only run by itself, with faster kernels for \
-             prompts",
+            "the whole model fits: use llama.cpp. hobbit-cli runs llama.cpp by itself then, and only reads prompts faster",
         ),
         (_, Fit::Device) => say(
             Program::LlamaCpp,
-            "the whole model fits on the device: use llama.cpp, which hobbit-cli would only run by itself",
+            "the whole model fits on the device: use llama.cpp, which hobbit-cli runs by itself then",
         ),
         (_, Fit::Part(share)) if share.on_device.is_some() && facts.missing() == 0 => say(
             Program::Either,
@@ -164,11 +171,14 @@ fn program(facts: &Facts) -> (Program, String) {
         (_, Fit::Part(share)) => (
             Program::Hobbit,
             format!(
-                "the model does not fit{}: hobbit keeps {:.0} of its experts in memory{}, and reads the others when \
-                 they are needed",
-                facts.asked.map_or(String::new(), |asked| format!(" in the {} asked for", Bytes(asked))),
+                "the model does not fit{}: hobbit keeps about {:.0} of its experts in memory{}, and reads the others \
+                 when they are needed{}",
+                facts.asked.map_or(String::new(), |asked| format!(" in the {} that you gave", Bytes(asked))),
                 Percent(share.experts),
-                share.on_device.map_or("", |_| " and on the device")
+                share.on_device.map_or("", |_| " and on the device"),
+                facts.roomier().map_or(String::new(), |bytes| {
+                    format!(". It would fit in the {} that are free: leave the limit out", Bytes(bytes))
+                })
             ),
         ),
         (_, Fit::Unknown(why)) => (Program::Hobbit, format!("not forecast ({why}); hobbit decides when it loads")),
@@ -176,13 +186,14 @@ fn program(facts: &Facts) -> (Program, String) {
 }
 
 fn flags(facts: &Facts, program: Program) -> Vec<Reasoned> {
-    let mut flags = vec![because(format!("-m {}", quoted(&facts.file)), "the model; the rest is decided from it")];
+    let mut flags =
+        vec![because(format!("-m {}", quoted(&facts.file)), "the model; hobbit chooses all else by itself")];
     if let Some(asked) = facts.asked.filter(|_| program != Program::LlamaCpp) {
-        let why = "the memory of the whole process that this page was asked for";
+        let why = "at most so much memory for the whole process, as you asked";
         flags.push(because(format!("--mem-budget {}MiB", asked >> 20), why));
     }
     if let Some(ctx) = facts.ctx {
-        flags.push(because(format!("-c {ctx}"), "the context that this page was asked for"));
+        flags.push(because(format!("-c {ctx}"), "the context, as you asked"));
     }
     flags
 }
@@ -223,17 +234,18 @@ fn llama_cpp(facts: &Facts) -> String {
     let missing = facts.missing();
     match (facts.kind, &facts.fit) {
         (Kind::Pack, _) => "refuses the file; gguf-tools unpack makes a plain model of it".to_owned(),
-        (_, Fit::Memory | Fit::Device) => "runs it: no weight has to be read again".to_owned(),
+        (_, Fit::Memory | Fit::Device) => "runs it: everything stays in memory".to_owned(),
         (_, Fit::Unknown(_)) if facts.room.is_none() => "maps the file; whether it fits is not known".to_owned(),
         (Kind::Dense, _) if missing > 0 => format!(
-            "maps the file, and reads at least {} again for every token, because all weights are used",
+            "reads at least {} from the disk again for every token, because all weights are used",
             Bytes(missing)
         ),
         (_, Fit::Part(share)) if missing == 0 && share.on_device.is_some() => {
             "keeps layers on the device as far as they fit, and computes the other experts on the CPU".to_owned()
         }
         _ if missing > 0 => format!(
-            "maps the file: {} have no room, so tokens wait for page faults, and the kernel decides what stays",
+            "has no room for {}: it reads parts of them from the disk again and again (page faults), and the system \
+             decides what stays in memory",
             Bytes(missing)
         ),
         _ => "maps the file, and has little room beside it".to_owned(),
@@ -263,6 +275,7 @@ mod tests {
             kind,
             bytes: 20 * GIB,
             room: Some(if fit == Fit::Memory { 32 * GIB } else { 8 * GIB }),
+            available: None,
             asked: None,
             ctx: None,
             fit,
@@ -285,14 +298,21 @@ mod tests {
             assert!(choice.faster.is_empty() && choice.before.is_empty());
         }
         let large = choose(&facts(Kind::Dense, Fit::Part(SHARE)));
-        assert!(large.why.contains("smaller quant") && large.llama_cpp.contains("12.00 GiB again"), "{large:?}");
+        assert!(
+            large.why.contains("smaller quant") && large.llama_cpp.contains("12.00 GiB from the disk again"),
+            "{large:?}"
+        );
     }
 
     #[test]
     fn a_model_that_does_not_fit_is_hobbits() {
         let choice = choose(&facts(Kind::Experts, Fit::Part(SHARE)));
         assert_eq!((choice.program, choice.command.as_deref()), (Program::Hobbit, Some("hobbit-cli -m model.gguf")));
-        assert!(choice.why.contains("25 %") && choice.llama_cpp.contains("12.00 GiB have no room"), "{choice:?}");
+        assert!(choice.why.contains("25 %") && choice.llama_cpp.contains("no room for 12.00 GiB"), "{choice:?}");
+        let asked = |available| Facts { asked: Some(8 * GIB), available, ..facts(Kind::Experts, Fit::Part(SHARE)) };
+        let why = |available| choose(&asked(available)).why;
+        assert!(why(Some(23 * GIB)).ends_with("fit in the 23.00 GiB that are free: leave the limit out"));
+        assert!(!why(Some(21 * GIB)).contains("free") && !why(None).contains("free"));
         assert_eq!(names(&choice.faster), ["--mirror PATH", "--cache-bias 0.1", "--low auto"]);
         let computes = Share { reads_limit: false, ..SHARE };
         assert!(choose(&facts(Kind::Experts, Fit::Part(computes))).faster.is_empty());
@@ -327,7 +347,7 @@ mod tests {
         assert!(either.program == Program::Either && either.why.contains("hobbit-bench --baseline"), "{either:?}");
         let lacks = choose(&facts(Kind::Experts, Fit::Part(share)));
         assert!(lacks.program == Program::Hobbit && lacks.why.contains("in memory and on the device"), "{lacks:?}");
-        assert!(lacks.llama_cpp.contains("11.00 GiB have no room"), "{lacks:?}");
+        assert!(lacks.llama_cpp.contains("no room for 11.00 GiB"), "{lacks:?}");
         // 8 GiB of memory and 24 GiB of a device hold 20 GiB.
         let card = Share { on_device: Some(24 * GIB), experts: 1.0, reads_limit: false, ..SHARE };
         let together = choose(&facts(Kind::Experts, Fit::Part(card)));

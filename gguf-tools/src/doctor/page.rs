@@ -6,12 +6,12 @@ use hobbit::DeviceKind;
 use hobbit_core::plan::BudgetSource;
 use hobbit_core::units::{Bytes, Percent, ShortBytes};
 
-use super::choice::{Choice, Program};
+use super::choice::Program;
 use super::disk::{Disk, Reads};
 use super::exact::Comparison;
 use super::host::{Memory, Processor, Ulimits};
 use super::{Advised, Device, Part, Report};
-use crate::inspect::forecast::{Short, rate};
+use crate::inspect::forecast::{self, Short, rate};
 
 const GROUP: &str = BudgetSource::GROUP;
 /// Columns of the page, and of its labels.
@@ -73,7 +73,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(model) = &self.model {
             row(f, "model", &format!("{}, {}", model.file, Bytes(model.tensor_bytes)))?;
-            choice(f, &model.choice)?;
+            choice(f, model)?;
             writeln!(f)?;
         }
         row(f, "hobbit", &format!("{}, {}", self.hobbit, self.system))?;
@@ -89,7 +89,9 @@ impl fmt::Display for Report {
             unknown => row(f, "disk", &words(unknown, |_| String::new()))?,
         }
         match &self.devices {
-            Part::Known(all) if all.is_empty() => row(f, "devices", "none that this build can use")?,
+            Part::Known(all) if all.is_empty() => {
+                row(f, "devices", "none that this build can use (a GPU needs a build with cuda or vulkan)")?
+            }
             Part::Known(all) => all.iter().try_for_each(|found| device(f, found))?,
             unknown => row(f, "devices", &words(unknown, |_| String::new()))?,
         }
@@ -174,7 +176,7 @@ fn disk(f: &mut fmt::Formatter<'_>, found: &Disk) -> fmt::Result {
             let _ = write!(text, " on {device}");
         }
         match place.rotational {
-            Some(true) => text.push_str(" (rotational)"),
+            Some(true) => text.push_str(" (rotational, the system says)"),
             Some(false) => text.push_str(" (not rotational)"),
             None => {}
         }
@@ -247,7 +249,7 @@ fn comparison(found: &Comparison) -> String {
         return format!("WRONG: the logits of {broken} of {evaluations} evaluations have no finite values");
     }
     if equal == evaluations {
-        return format!("the logits are llama.cpp's, bit for bit, in all {evaluations} evaluations");
+        return format!("the results are llama.cpp's, bit for bit, in all {evaluations} evaluations");
     }
     format!(
         "equal bits in {equal} of {evaluations} evaluations, same most probable token in {same_token}; KL divergence \
@@ -262,7 +264,8 @@ fn forecast(f: &mut fmt::Formatter<'_>, found: &Advised) -> fmt::Result {
     }
 }
 
-fn choice(f: &mut fmt::Formatter<'_>, choice: &Choice) -> fmt::Result {
+fn choice(f: &mut fmt::Formatter<'_>, found: &Advised) -> fmt::Result {
+    let choice = &found.choice;
     let verdict = match choice.program {
         Program::Hobbit => "hobbit",
         Program::LlamaCpp => "llama.cpp",
@@ -274,6 +277,9 @@ fn choice(f: &mut fmt::Formatter<'_>, choice: &Choice) -> fmt::Result {
         row(f, "before", &format!("{}    {}", step.what, step.why))?;
     }
     if let Some(command) = &choice.command {
+        if let Some(speed) = found.forecast.known().and_then(forecast::Report::in_short) {
+            row(f, "speed", &speed)?;
+        }
         row(f, "command", command)?;
     }
     for flag in &choice.flags {

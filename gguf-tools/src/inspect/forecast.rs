@@ -303,7 +303,7 @@ mod tests {
             report(&args, &gguf, Shape::of(&gguf).unwrap(), machine).unwrap().to_string()
         };
         let busy = page(Some(5.25));
-        assert!(busy.contains("warning: this machine is busy (load 5.2), so measured rates may be too low."), "{busy}");
+        assert!(busy.contains("warning: this machine is busy (load 5.2), so measured rates may be too low:"), "{busy}");
         for (cpu, disk) in published::USUAL {
             // The forecast with these flags given.
             let given =

@@ -23,7 +23,8 @@ fn a_page_for_a_bug_report() {
     let dir = tempfile::Builder::new().prefix("jo doe").tempdir().unwrap();
     let (model, _) = random(dir.path(), &small_spec());
     let page = succeed(&["doctor", word(&model), "--quick"]).out;
-    let parts = ["\nprocessor ", "\nkernels ", "\nmemory ", "\nbudget ", "\ndisk ", "\ndevice", "\nprogram "];
+    let parts =
+        ["\nspeed ", "\nprocessor ", "\nkernels ", "\nmemory ", "\nbudget ", "\ndisk ", "\ndevice", "\nprogram "];
     assert_contains(&page, &parts);
     assert_eq!(page.contains("\nlimits "), cfg!(target_os = "linux"), "{page}");
     // It fits wherever this test runs.

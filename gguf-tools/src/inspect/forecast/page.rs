@@ -24,6 +24,20 @@ impl fmt::Display for Report {
     }
 }
 
+impl Report {
+    /// The expected speed in a line, if the model runs.
+    pub fn in_short(&self) -> Option<String> {
+        let forecast = self.forecast.as_ref()?;
+        let busy = if self.machine.load.is_some() { ", on a busy machine: too low" } else { "" };
+        Some(format!(
+            "{} tokens a second; an answer to {} tokens begins after {} (a forecast, below{busy})",
+            number(forecast.expected.tokens_per_second),
+            self.task.n_prompt,
+            seconds(forecast.first_token.seconds())
+        ))
+    }
+}
+
 /// A forecast without its table of other memory sizes.
 pub struct Short<'a>(pub &'a Report);
 
@@ -104,9 +118,9 @@ fn machine(out: &mut fmt::Formatter<'_>, report: &Report) -> std::fmt::Result {
     if let Some(load) = machine.load {
         writeln!(
             out,
-            "\nwarning: this machine is busy (load {load:.1}), so measured rates may be too low. Run again when it is\n\
-             idle, or give gguf-tools inspect --forecast the published rates of its hardware, which are upper bounds. For\n\
-             usual machines:"
+            "\nwarning: this machine is busy (load {load:.1}), so measured rates may be too low: run this again when it\n\
+             is idle. Speeds with published rates of usual machines, which are upper bounds (flags of gguf-tools\n\
+             inspect --forecast):"
         )?;
         for Published { cpu, disk, speed } in &report.published {
             let flags = format!("--cpu {cpu} --disk {disk}");
