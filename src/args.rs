@@ -85,7 +85,8 @@ Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after Ct
 
 /// Run Mixture-of-Experts GGUF models that do not fit in memory.
 #[derive(Debug, Parser)]
-#[command(name = "hobbit-cli", override_usage = "hobbit-cli [OPTIONS]", after_help = format!("{EXAMPLES}\n{SIGNALS}"))]
+#[command(name = "hobbit-cli", override_usage = "hobbit-cli [OPTIONS]")]
+#[command(after_help = format!("{EXAMPLES}\n{SIGNALS}"))]
 pub struct LowArgs {
     #[command(flatten)]
     pub run: RunArgs,

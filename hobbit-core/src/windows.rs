@@ -53,7 +53,7 @@ use windows_sys::Win32::System::Threading::{
 
 // Files.
 
-/// A path that the C library opens, however long it is: near the limit of 260 characters the verbatim one (`\\?\C:\…`).
+/// A path that the C library opens, however long it is: near the limit of 260 characters the verbatim one, `\\?\C:\…`.
 /// The standard library does this by itself.
 pub fn openable(path: &Path) -> PathBuf {
     let is_long = std::path::absolute(path).is_ok_and(|path| path.as_os_str().len() > 240);

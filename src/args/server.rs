@@ -36,13 +36,14 @@ end with an error event, --cache-state is written. A second signal ends it at on
 and SIGUSR2 restores them.";
 #[cfg(windows)]
 const SIGNALS: &str = "\
-Ctrl-C, Ctrl-Break, and closing the window end it in order: nothing new is begun, streams have --shutdown-grace to finish
-or end with an error event, --cache-state is written. A second one ends it at once. The expert caches keep their size
-while it runs.";
+Ctrl-C, Ctrl-Break, and closing the window end it in order: nothing new is begun, streams have --shutdown-grace to
+finish or end with an error event, --cache-state is written. A second one ends it at once. The expert caches keep their
+size while it runs.";
 
 /// Serve a Mixture-of-Experts GGUF model that does not fit in memory: OpenAI's and llama-server's HTTP interface.
 #[derive(Debug, Parser)]
-#[command(name = "hobbit-server", override_usage = "hobbit-server [OPTIONS]", after_help = format!("{EXAMPLES}\n{SIGNALS}"))]
+#[command(name = "hobbit-server", override_usage = "hobbit-server [OPTIONS]")]
+#[command(after_help = format!("{EXAMPLES}\n{SIGNALS}"))]
 pub struct ServerArgs {
     #[command(flatten)]
     pub run: RunArgs,

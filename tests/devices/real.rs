@@ -142,8 +142,8 @@ fn architectures() {
         record(&json!({ "begin": case.name }));
         let found = match compared(&target, &case) {
             Ok((unequal, median, mean)) => json!({
-                "architecture": case.name, "pass": unequal == 0 && median < KL_MAX && mean.is_finite(), "unequal": unequal,
-                "kl": median, "kl_mean": mean,
+                "architecture": case.name, "pass": unequal == 0 && median < KL_MAX && mean.is_finite(),
+                "unequal": unequal, "kl": median, "kl_mean": mean,
             }),
             Err(error) => {
                 json!({ "architecture": case.name, "pass": false, "kl": null, "error": format!("{error:#}") })

@@ -109,7 +109,7 @@ pub struct Choice {
     pub flags: Vec<Reasoned>,
     /// Steps before the command.
     pub before: Vec<Reasoned>,
-    /// What makes it faster; each says whether results stay exact.
+    /// Flags and steps that make it faster. Each reason says whether results stay exact.
     pub faster: Vec<Reasoned>,
     /// Behaviour of llama.cpp with the model, without hobbit.
     pub llama_cpp: String,
@@ -153,7 +153,7 @@ fn program(facts: &Facts) -> (Program, String) {
         ),
         (_, Fit::Memory) => say(
             Program::LlamaCpp,
-            "the whole model fits: use llama.cpp. hobbit-cli runs llama.cpp by itself then, and only reads prompts faster",
+            "the whole model fits: use llama.cpp. hobbit-cli runs it by itself then, and only reads prompts faster",
         ),
         (_, Fit::Device) => say(
             Program::LlamaCpp,

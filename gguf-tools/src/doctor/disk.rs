@@ -46,11 +46,11 @@ pub struct Place {
     pub device: Option<String>,
     pub rotational: Option<bool>,
     pub read_ahead_kib: Option<u64>,
-    /// What slows reads on file systems of this type.
+    /// Why reads are slow on file systems of this type.
     pub quirk: Option<&'static str>,
 }
 
-/// What slows reads on a file system of this type.
+/// Why reads are slow on file systems of this type.
 fn quirk(file_system: &str) -> Option<&'static str> {
     Some(match file_system.strip_prefix("fuse.").unwrap_or(file_system) {
         "9p" | "virtiofs" | "vboxsf" | "vmhgfs-fuse" => {
