@@ -118,8 +118,8 @@ fn machine(out: &mut fmt::Formatter<'_>, report: &Report) -> std::fmt::Result {
     if let Some(load) = machine.load {
         writeln!(
             out,
-            "\nwarning: this machine is busy (load {load:.1}), so measured rates may be too low: run this again when it\n\
-             is idle. Speeds with published rates of usual machines, which are upper bounds (flags of gguf-tools\n\
+            "\nwarning: this machine is busy (load {load:.1}), so measured rates may be too low: run this again when\n\
+             it is idle. Speeds with published rates of usual machines, which are upper bounds (flags of gguf-tools\n\
              inspect --forecast):"
         )?;
         for Published { cpu, disk, speed } in &report.published {
