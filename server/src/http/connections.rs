@@ -2,9 +2,9 @@
 //!
 //! A connection waits for its client unless a request of it is being processed: while it is silent, while a request
 //! arrives, while the client does not read an answer. A connection that waits longer than the server's patience is
-//! closed, in TLS, HTTP/1 and HTTP/2. At the limit, the one that has waited longest makes room for a new one. If none
-//! waits, a few more are accepted, which are only told the server's health. All requests of a closed connection are
-//! cancelled, so that their slots are free again.
+//! closed, in TLS, HTTP/1 and HTTP/2. At the limit, the one that has waited longest makes room for a new one, but not
+//! one whose client was handed a part of an answer just now. If none waits, a few more are accepted, which are only
+//! told the server's health. All requests of a closed connection are cancelled, so that their slots are free again.
 
 use std::collections::HashMap;
 use std::future::{Ready, poll_fn, ready};
@@ -45,6 +45,10 @@ const HEALTH_CONNECTIONS: usize = 16;
 
 /// File descriptors reserved for the model, its cache and logs, and for [`HEALTH_CONNECTIONS`].
 const OTHER_DESCRIPTORS: u64 = 128;
+
+/// Time to take a piece of an answer before the connection may make room for another one. Between two tokens a stream
+/// waits for microseconds, but its thread can be interrupted there.
+const PIECE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// An answer is handed to a connection in pieces of this size, so that a client that does not read is noticed.
 const PIECE_BYTES: usize = 64 << 10;
@@ -111,14 +115,18 @@ struct Turn {
     n_exchanges: usize,
     /// A request was answered, and no byte of another one has come.
     is_idle: bool,
+    /// The last thing that happened: a piece of an answer was handed over.
+    has_piece: bool,
     /// When the client last did its part.
     since: Instant,
 }
 
 impl Connection {
+    /// Since when the connection has waited, if another one may take its place.
     fn waiting_since(&self) -> Option<Instant> {
         let turn = lock(&self.turn);
-        (turn.n_working == 0).then_some(turn.since)
+        let takes_piece = turn.has_piece && turn.since.elapsed() < PIECE_PATIENCE;
+        (turn.n_working == 0 && !takes_piece).then_some(turn.since)
     }
 
     /// Whether the client has kept the server waiting longer than `idle` between requests, or longer than `patience`
@@ -190,7 +198,13 @@ impl Connections {
         }
         let connection = Arc::new(Connection {
             peer,
-            turn: Mutex::new(Turn { n_working: 0, n_exchanges: 0, is_idle: false, since: Instant::now() }),
+            turn: Mutex::new(Turn {
+                n_working: 0,
+                n_exchanges: 0,
+                is_idle: false,
+                has_piece: false,
+                since: Instant::now(),
+            }),
             is_closed: AtomicBool::new(false),
             is_blocked: AtomicBool::new(false),
             waker: AtomicWaker::new(),
@@ -289,7 +303,7 @@ impl Exchange {
         exchange.count(|n| n.fetch_add(1, Ordering::Relaxed));
         let mut turn = lock(&exchange.connection.turn);
         turn.n_exchanges += 1;
-        (turn.is_idle, turn.since) = (false, Instant::now());
+        (turn.is_idle, turn.has_piece, turn.since) = (false, false, Instant::now());
         drop(turn);
         exchange
     }
@@ -308,9 +322,13 @@ impl Exchange {
 
     /// The server waits for the client.
     pub fn wait(&self) {
+        self.wait_after(false);
+    }
+
+    fn wait_after(&self, piece: bool) {
         let mut turn = lock(&self.connection.turn);
         turn.n_working -= usize::from(self.is_worked_on.swap(false, Ordering::Relaxed));
-        turn.since = Instant::now();
+        (turn.has_piece, turn.since) = (piece, Instant::now());
     }
 }
 
@@ -447,7 +465,7 @@ impl HttpBody for Followed {
                 }
             }
         }
-        self.exchange.wait();
+        self.exchange.wait_after(true);
         let n = self.rest.len().min(PIECE_BYTES);
         Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(n)))))
     }
@@ -464,5 +482,40 @@ impl HttpBody for Followed {
             hint.set_upper(upper + rest);
         }
         hint
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use hobbit_programs::args::Verbosity;
+
+    #[tokio::test]
+    async fn a_connection_keeps_its_place_between_two_pieces_of_an_answer() {
+        let minute = Duration::from_secs(60);
+        let all = Connections::new(2, minute, minute, Log::new(Verbosity { shown: 0, logged: 0 }, None).unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let take_in = || {
+            let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            client.set_nonblocking(true).unwrap();
+            all.take_in(TcpStream::from_std(client).unwrap()).unwrap()
+        };
+        let is_closed = |tracked: &Tracked| tracked.connection.is_closed.load(Ordering::Acquire);
+        let stream = take_in();
+        let exchange = Exchange::new(Arc::clone(&stream.connection));
+        exchange.work();
+        exchange.wait_after(true);
+        let silent = take_in();
+        let newest = take_in();
+        assert_eq!((is_closed(&stream), is_closed(&silent)), (false, true));
+        // A request whose rest does not come gives way.
+        exchange.work();
+        exchange.wait();
+        let third = take_in();
+        assert!(is_closed(&newest), "it has waited longer");
+        let _fourth = take_in();
+        assert_eq!((is_closed(&stream), is_closed(&third)), (true, false));
     }
 }
