@@ -73,7 +73,8 @@ fn new_connections_take_the_place_of_the_oldest_silent_ones() {
     let kind = (&newest).read(&mut [0]).unwrap_err().kind();
     assert_eq!(kind, std::io::ErrorKind::WouldBlock, "the newest is open");
     let last = stream.last().unwrap();
-    assert_eq!((&last.data["stop"], &last.data["tokens_predicted"]), (&json!(true), &json!(400)), "work goes on");
+    let ended = (&last.data["stop"], &last.data["tokens_predicted"]);
+    assert_eq!(ended, (&json!(true), &json!(400)), "work goes on: {}", server.rest_of_log());
 }
 
 #[cfg(unix)]

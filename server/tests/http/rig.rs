@@ -166,6 +166,11 @@ impl Server {
         std::iter::repeat_with(next).find(|line| line.contains(part)).unwrap()
     }
 
+    /// The lines on stderr that no call has returned yet.
+    pub fn rest_of_log(&self) -> String {
+        self.lines.lock().unwrap().try_iter().collect::<Vec<_>>().join("\n")
+    }
+
     /// A new connection, whose reads wait for a minute.
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.url.trim_start_matches("http://")).unwrap();
