@@ -5,11 +5,14 @@
 #   contrib/cpu-matrix.sh --list                              the variants, oldest first
 #   VARIANTS="x64 haswell" contrib/cpu-matrix.sh -p hobbit-programs --test all exactness::
 #   VARIANTS=oldest contrib/cpu-matrix.sh ...                 also: newest
+#   RUSTC_WORKSPACE_WRAPPER=$(contrib/cpu-matrix.sh --wrapper) cargo ...
+#                                                             this processor's own; what it compiles serves them all
 #
 # Arguments are those of `cargo test --release`. llama.cpp is not compiled again: for each variant only its kernels are,
 # and the programs and tests of this workspace are linked with them in place of this processor's own. hobbit's Rust code
-# stays that of this processor. The last lines tell which variants passed. Kernels lie in target/cpu-matrix; programs in
-# target/release are the last variant's until the next `cargo build`.
+# stays that of this processor; its libraries are compiled once for all variants. The last lines tell which variants
+# passed. Kernels lie in target/cpu-matrix; programs in target/release are the last variant's until the next
+# `cargo build`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
@@ -18,6 +21,41 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 manifest=$(cargo metadata --format-version 1 --filter-platform "$host" |
   grep -o '[^"]*llama-cpp-sys-2-[^"]*/Cargo.toml' | head -1)
 sources=$(dirname "$manifest")/llama.cpp
+
+# Whatever holds llama.cpp gets the kernels of this library first, if there is one, and the linker leaves out its own.
+use() {
+  if [ -e "$matrix/kernels" ] && [ "$(cat "$matrix/kernels")" = "$1" ]; then return; fi
+  echo "$1" > "$matrix/kernels"
+  # Cargo does not see that the kernels are others. What holds the last ones goes, and is linked again.
+  [ ! -e "$matrix/linked" ] || xargs -d '\n' rm -f < "$matrix/linked"
+  rm -f "$matrix/linked"
+}
+mkdir -p "$matrix"
+# rustc knows by the name `cc` what kind of linker it is.
+cat > "$matrix/cc" <<CC
+#!/bin/bash
+case "\$*" in
+  *libllama_cpp_sys_2-*) ;;
+  *) exec cc "\$@" ;;
+esac
+for ((i = 1; i < \$#; i++)); do
+  if [ "\${!i}" = -o ]; then
+    output=\$((i + 1))
+    echo "\${!output}" >> "$matrix/linked"
+  fi
+done
+kernels=\$(cat "$matrix/kernels")
+exec cc \${kernels:+-Wl,--whole-archive "\$kernels" -Wl,--no-whole-archive} "\$@"
+CC
+# Cargo keeps what this compiles apart: the path of the wrapper is in the names of its files. bash, because other
+# shells lose variables whose names have a hyphen, as Cargo's of the programs.
+printf '#!/bin/bash\nexec "$@" -C linker="%s"\n' "$matrix/cc" > "$matrix/rustc"
+chmod +x "$matrix/cc" "$matrix/rustc"
+if [ "${1:-}" = --wrapper ]; then
+  use ""
+  echo "$matrix/rustc"
+  exit
+fi
 
 [ "$(uname -m)" = x86_64 ] || { echo "cpu-matrix: the variants are those of x86-64" >&2; exit 2; }
 
@@ -47,7 +85,6 @@ runnable() {
 }
 
 if [ "${1:-}" = --list ]; then runnable; exit; fi
-mkdir -p "$matrix"
 runnable > "$matrix/runnable"
 case ${VARIANTS:-all} in
   all) chosen=$(cut -d' ' -f1 "$matrix/runnable") ;;
@@ -72,22 +109,9 @@ for name in $chosen; do
     -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF \
     -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF > "$dir/cmake.log"
   cmake --build "$dir/build" --target ggml-cpu --parallel "$(nproc)" >> "$dir/cmake.log"
-  kernels=$dir/build/ggml/src/libggml-cpu.a
-  # Whatever holds llama.cpp gets these kernels first, and the linker leaves out its own. rustc knows by the name `cc`
-  # what kind of linker it is.
-  cat > "$dir/cc" <<CC
-#!/bin/sh
-case "\$*" in
-  *libllama_cpp_sys_2-*) exec cc -Wl,--whole-archive "$kernels" -Wl,--no-whole-archive "\$@" ;;
-esac
-exec cc "\$@"
-CC
-  # Cargo keeps what this compiles apart: the path of the wrapper is in the names of its files. bash, because other
-  # shells lose variables whose names have a hyphen, as Cargo's of the programs.
-  printf '#!/bin/bash\nexec "$@" -C linker="%s"\n' "$dir/cc" > "$dir/rustc"
-  chmod +x "$dir/cc" "$dir/rustc"
+  use "$dir/build/ggml/src/libggml-cpu.a"
   passed=passed
-  RUSTC_WORKSPACE_WRAPPER=$dir/rustc cargo test --release "$@" || passed=FAILED
+  RUSTC_WORKSPACE_WRAPPER=$matrix/rustc cargo test --release "$@" || passed=FAILED
   found=$("$target/release/hobbit-cli" -v -n 1 -p hi --no-conversation 2>&1 | sed -n 's/^CPU : //p' || true)
   echo "$name: $passed; $found" >> "$result"
 done
