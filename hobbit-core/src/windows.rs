@@ -39,8 +39,8 @@ use windows_sys::Win32::System::JobObjects::{
     QueryInformationJobObject, SetInformationJobObject,
 };
 use windows_sys::Win32::System::Memory::{
-    DiscardVirtualMemory, MEM_COMMIT, MEM_RELEASE, MEM_RESERVE, PAGE_NOACCESS, PAGE_READWRITE, VirtualAlloc,
-    VirtualFree,
+    MEM_COMMIT, MEM_RELEASE, MEM_RESERVE, MEM_RESET, PAGE_NOACCESS, PAGE_READWRITE, VirtualAlloc, VirtualFree,
+    VirtualUnlock,
 };
 use windows_sys::Win32::System::ProcessStatus::{
     K32GetProcessMemoryInfo, PROCESS_MEMORY_COUNTERS, PROCESS_MEMORY_COUNTERS_EX,
@@ -222,8 +222,14 @@ pub unsafe fn release(base: NonNull<u8>) {
 /// # Safety
 /// Whole pages of a range with memory from [`reserve`], which nothing uses during the call.
 pub unsafe fn empty(start: *mut u8, bytes: usize) -> bool {
+    // `DiscardVirtualMemory` is both calls in one, but Wine 8 lacks it.
     // SAFETY: by the caller.
-    unsafe { DiscardVirtualMemory(start.cast(), bytes) == 0 }
+    unsafe {
+        let is_reset = !VirtualAlloc(start.cast(), bytes, MEM_RESET, PAGE_READWRITE).is_null();
+        // Takes the pages from the working set, although it fails because they are not locked.
+        VirtualUnlock(start.cast(), bytes);
+        is_reset
+    }
 }
 
 /// Memory that the system can provide now: free pages, as far as it may commit more.
