@@ -10,12 +10,19 @@ fn script(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(|_| (random.bits() >> 56) as u8).collect()
 }
 
+/// Whether PROPTEST_CASES asks for fewer cases than usual, and how many of `n` scripts a test then runs.
+fn scripts(n: u64) -> (bool, u64) {
+    let cases = u64::from(proptest::test_runner::Config::default().cases);
+    (cases < 256, (n * cases).div_ceil(256))
+}
+
 /// Determinism of all: hash order would differ between two policies of a kind.
 #[test]
 fn every_policy_keeps_to_the_rules_and_repeats_itself() {
+    let (is_short, n) = scripts(60);
     for kind in PolicyKind::ALL {
         let mut evictions = 0;
-        for seed in 1..=60 {
+        for seed in 1..=n {
             eprintln!("{kind}, seed {seed}");
             let script = script(seed, 3000);
             let log = run_kind(kind, &script);
@@ -23,9 +30,9 @@ fn every_policy_keeps_to_the_rules_and_repeats_itself() {
             let evicts = |event: &&Event| matches!(event, Event::Acquired(Some(Acquired { evicted: Some(_), .. })));
             evictions += log.iter().filter(evicts).count();
         }
-        assert!(evictions > 500, "{kind} chose {evictions} times only");
+        assert!(is_short || evictions > 500, "{kind} chose {evictions} times only");
     }
-    for seed in 1..=60 {
+    for seed in 1..=n {
         // Its future has nothing to do with the script.
         let future = (0..300).map(|time| Upcoming {
             time,
@@ -42,7 +49,8 @@ fn every_policy_keeps_to_the_rules_and_repeats_itself() {
 fn the_cache_equals_its_model_on_random_scripts() {
     let (mut evictions, mut refusals, mut upgrades, mut displacements, mut releases) = (0, 0, 0, 0, 0);
     let (mut resizes, mut lost, mut refused_resizes) = (0, 0, 0);
-    for seed in 1..=300 {
+    let (is_short, n) = scripts(300);
+    for seed in 1..=n {
         eprintln!("seed {seed}");
         let script = script(seed, 3000);
         let log = run_kind(PolicyKind::Lru, &script);
@@ -70,7 +78,7 @@ fn the_cache_equals_its_model_on_random_scripts() {
          {reached:?}"
     );
     assert!(
-        reached.into_iter().zip([1000, 1000, 200, 100, 1000, 1000, 200, 100]).all(|(n, least)| n >= least),
+        is_short || reached.into_iter().zip([1000, 1000, 200, 100, 1000, 1000, 200, 100]).all(|(n, least)| n >= least),
         "scripts reach too little: {reached:?}"
     );
 }
