@@ -167,6 +167,7 @@ impl Server {
     }
 
     /// The lines on stderr that no call has returned yet.
+    #[cfg(unix)]
     pub fn rest_of_log(&self) -> String {
         self.lines.lock().unwrap().try_iter().collect::<Vec<_>>().join("\n")
     }
