@@ -25,10 +25,11 @@ sources=$(dirname "$manifest")/llama.cpp
 # Whatever holds llama.cpp gets the kernels of this library first, if there is one, and the linker leaves out its own.
 use() {
   if [ -e "$matrix/kernels" ] && [ "$(cat "$matrix/kernels")" = "$1" ]; then return; fi
-  echo "$1" > "$matrix/kernels"
-  # Cargo does not see that the kernels are others. What holds the last ones goes, and is linked again.
+  # Cargo does not see that the kernels are others. What holds the last ones goes, and is linked again. It goes first,
+  # so that nothing has the wrong ones if this is interrupted.
   [ ! -e "$matrix/linked" ] || xargs -d '\n' rm -f < "$matrix/linked"
   rm -f "$matrix/linked"
+  echo "$1" > "$matrix/kernels"
 }
 mkdir -p "$matrix"
 # rustc knows by the name `cc` what kind of linker it is.
